@@ -1,0 +1,40 @@
+"""Forerun decodes language models many tokens at a time and says exactly what that costs.
+
+import forerun
+model = forerun.load("smollm")
+out = model.generate("def fib(n):", method="lookup", max_tokens=64)
+print(out.text, out.guarantee, out.stats.tokens_per_forward)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported when first used, so that `import forerun` and `forerun --help` do not wait for torch.
+_WHERE = {
+    "load": "forerun.api",
+    "from_network": "forerun.api",
+    "Model": "forerun.api",
+    "Result": "forerun.result",
+    "Sampling": "forerun.parameters",
+    "method": "forerun.registry",
+    "ForerunError": "forerun.errors",
+}
+__all__ = ["ForerunError", "Model", "Result", "Sampling", "from_network", "load", "method"]
+
+if TYPE_CHECKING:
+    from forerun.api import Model, from_network, load
+    from forerun.errors import ForerunError
+    from forerun.parameters import Sampling
+    from forerun.registry import method
+    from forerun.result import Result
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_WHERE[name]), name)

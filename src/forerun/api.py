@@ -1,0 +1,206 @@
+"""What a user holds: a loaded model that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import torch
+
+from forerun.arguments import Wish, check_for, check_same_tokens, read_prompts, read_wish, room_after
+from forerun.checkpoints import causal, tiny
+from forerun.engine.cache import check_room, lanes_that_fit
+from forerun.engine.serve import Backbone, Engine, Host, Questions
+from forerun.errors import BadOption, ForerunError, NoRoom, unknown
+from forerun.jobs import Job, Jobs, failed
+from forerun.registry import family_for
+from forerun.result import Result
+
+DEFAULT_LANES = 8
+
+
+def load(
+    model: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    lanes: int | None = None,
+    max_context: int | None = None,
+) -> Model:
+    """Load a model: a directory, a hub id, a .gguf file, 'smollm', or 'tiny[:ARCH[:SEED]]'.
+
+    `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
+    `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
+    """
+    where = _device(device)
+    kind = _dtype(dtype, where)
+    for name, value in (("lanes", lanes), ("max_context", max_context)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
+    if model == "tiny" or model.startswith("tiny:"):
+        network, tokenizer = tiny.build(*tiny.parse(model), kind or torch.float32).to(where), tiny.tokenizer()
+    else:
+        source = causal.find(model)
+        if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
+            causal.check_attention(causal.read_config(source), max_context)
+        tokenizer = causal.load_tokenizer(source)
+        network = causal.load_weights(source, where, kind)
+    return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)
+
+
+def from_network(
+    network: Any,
+    tokenizer: Any | None,
+    *,
+    name: str = "model",
+    lanes: int | None = None,
+    max_context: int | None = None,
+) -> Model:
+    """A model from a `transformers` causal LM that is in memory already."""
+    causal.check_attention(network.config, max_context)
+    config = network.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
+    if max_context is not None and max_context > longest:
+        raise BadOption(f"max_context={max_context} is more than the {longest} positions that '{name}' was made for.")
+    context = max_context or longest
+    vocab = min(config.vocab_size, len(tokenizer)) if tokenizer is not None else config.vocab_size
+    eos = causal.eos_ids(network, tokenizer)
+    family = family_for(config)
+    make_backbone = getattr(family, "backbone", causal.backbone_of)
+    return Model(name, family, make_backbone(network, vocab, context), tokenizer, eos, lanes)
+
+
+def _device(device: str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise BadOption(f"device={device!r} is no device: use 'cpu' or 'cuda'.") from None
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise BadOption(f"device={device!r}: this machine has no usable CUDA device; use 'cpu'.")
+    return where
+
+
+def _dtype(dtype: str | None, device: torch.device) -> torch.dtype | None:
+    kinds = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else None
+    if dtype not in kinds:
+        raise unknown("dtype", dtype, kinds)
+    return kinds[dtype]
+
+
+class Model:
+    """A model that is ready to decode. Not for use from several threads at once."""
+
+    def __init__(
+        self,
+        name: str,
+        family: Any,
+        backbone: Backbone,
+        tokenizer: Any | None = None,
+        eos: Sequence[int] | frozenset[int] = (),
+        lanes: int | None = None,
+        sample: Any = None,
+    ):
+        self.name, self.family, self.backbone, self.tokenizer = name, family, backbone, tokenizer
+        self.context, self.vocab, self.eos = backbone.context, backbone.vocab, frozenset(eos)
+        lanes = self._lanes(lanes)
+        self.engine = Engine(lanes, sample) if sample else Engine(lanes)
+        self.host = self.engine.host(backbone, self.context)
+        self._draft_hosts: dict[Model, Host] = {}
+        self._draft_models: dict[str, Model] = {}
+
+    def _lanes(self, lanes: int | None) -> int:
+        size = self.backbone.bytes_per_lane(self.context)
+        if lanes is None:
+            lanes = min(DEFAULT_LANES, lanes_that_fit(size, self.backbone.device))
+            if lanes < 1:
+                raise NoRoom(f"'{self.name}' with max_context={self.context} does not fit even once: use a smaller max_context.")
+        check_room(lanes, self.context, size, self.backbone.device)
+        return lanes
+
+    @overload
+    def generate(self, prompt: str, **options: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Any = None, **options: Any) -> Any: ...
+
+    def generate(self, prompt: Any = None, **options: Any) -> Any:
+        """Decode a prompt (text or token ids), a list of them, or chat `messages=`; one Result each.
+
+        With several prompts, or n above 1, a list comes back, the n samples of a prompt next to each other; there a prompt
+        that cannot be decoded gives a Result with `error`, and the others are not harmed. Keywords are `method`, `draft`, the
+        fields of `Sampling` and the options of the method and its drafter.
+        """
+        jobs = self.submit(prompt, **options)
+        for _ in jobs:
+            pass
+        return jobs.results() if jobs.several else jobs.results()[0]
+
+    def stream(self, prompt: Any = None, **options: Any) -> Iterator[Any]:
+        """Yield text as it is decided; for several prompts, pairs (index, text). Closing the iterator cancels the rest."""
+        jobs = self.submit(prompt, text=True, **options)
+
+        def pieces() -> Iterator[Any]:
+            try:
+                for index, piece in jobs:
+                    yield (index, piece) if jobs.several else piece
+            finally:
+                jobs.cancel()
+
+        return pieces()
+
+    def submit(
+        self,
+        prompt: Any = None,
+        *,
+        messages: Any = None,
+        method: str = "ar",
+        draft: Any = None,
+        text: bool = False,
+        **options: Any,
+    ) -> Jobs:
+        """Queue requests; iterate over the jobs to serve them. `text` asks for pieces of text as they come."""
+        wish = read_wish(method, draft, options)
+        check_for(self, wish)
+        prompts, several = read_prompts(self, prompt, messages)
+        small = self.draft_model(draft) if wish.needs_draft_model else None
+        jobs = [self._job(wish, p, sample, small, text) for p in prompts for sample in range(wish.sampling.n)]
+        several = several or wish.sampling.n > 1
+        if not several and isinstance(jobs[0], Result) and jobs[0].error is not None:
+            raise jobs[0].error
+        return Jobs(self.engine, jobs, several)
+
+    def _job(self, wish: Wish, prompt: list[int] | ForerunError, sample: int, small: Model | None, text: bool) -> Job | Result:
+        """One request, or the result that says why there is none: a bad prompt fails alone."""
+        try:
+            if isinstance(prompt, ForerunError):
+                raise prompt
+            shortest = min((m for m in (self, small) if m is not None), key=lambda m: m.context)
+            room = room_after(prompt, wish.sampling.max_tokens, shortest.context, shortest.name)
+        except ForerunError as error:
+            return failed(error, wish.method, self.name)
+        drafter = None
+        if wish.drafter is not None:
+            drawn_from = {} if small is None else {"model": Questions(small.family, self._draft_hosts[small], drafting=True)}
+            drafter = wish.drafter(**drawn_from, **wish.drafter_options)
+        return Job(self, wish, prompt, room, sample, drafter, text)
+
+    def draft_model(self, draft: Any) -> Model:
+        """A draft model, loaded once, with lanes of its own in this model's engine."""
+        if not isinstance(draft, Model):
+            if draft not in self._draft_models:
+                self._draft_models[draft] = load(draft, device=str(self.backbone.device), lanes=1)
+            draft = self._draft_models[draft]
+        if draft not in self._draft_hosts:
+            check_same_tokens(self, draft)
+            size = draft.backbone.bytes_per_lane(draft.context)
+            check_room(self.engine.lanes, draft.context, size, draft.backbone.device)
+            self._draft_hosts[draft] = self.engine.host(draft.backbone, draft.context)
+        return draft
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -1,0 +1,149 @@
+"""From what a caller wrote to what the engine needs: names and options checked, prompts turned into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerun import registry
+from forerun.errors import BadOption, ForerunError, TokenizerMismatch, unknown
+from forerun.parameters import Sampling
+
+if TYPE_CHECKING:
+    from forerun.api import Model
+
+DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How to decode, checked as far as that is possible without a model."""
+
+    method: registry.Method
+    sampling: Sampling
+    options: Any  # of the method, an instance of method.options
+    drafter: Any | None  # the drafter's class
+    drafter_options: dict[str, Any]
+    draft: Any  # as it was given: a name, a model, or nothing
+
+    @property
+    def needs_draft_model(self) -> bool:
+        return self.drafter is not None and "model" in {f.name for f in fields(self.drafter)}
+
+
+def read_wish(method: str, draft: Any, options: Mapping[str, Any]) -> Wish:
+    """Sort the options of a request into sampling, method and drafter, refusing those that belong to none."""
+    how: registry.Method = registry.get("methods", method)
+    drafter = drafter_class(how, draft)
+    of_drafter = {f.name for f in fields(drafter) if "help" in f.metadata} if drafter else set()
+    known = {*Sampling.names(), *how.option_names(), *of_drafter}
+    for key in options:
+        if key not in known:
+            raise unknown(f"option of method={method!r}", key, known)
+
+    def those(names: Any) -> dict[str, Any]:
+        return {key: value for key, value in options.items() if key in names}
+
+    wish = Wish(
+        how, Sampling(**those(Sampling.names())), how.options(**those(how.option_names())), drafter, those(of_drafter), draft
+    )
+    if drafter is not None and not wish.needs_draft_model:
+        drafter(**wish.drafter_options)  # a bad value shows here, not inside the engine
+    return wish
+
+
+def drafter_class(how: registry.Method, draft: Any) -> Any | None:
+    """The drafter that a method is to use, from `draft=`: a drafter's name, or a model that drafts."""
+    if not how.drafts or how.drafter is not None:
+        if draft is not None:
+            does = f"always drafts with {how.drafter!r}" if how.drafts else "does not draft"
+            raise BadOption(f"draft={draft!r}: method={how.name!r} {does}; use method='speculative'.")
+        return registry.get("drafters", how.drafter) if how.drafter else None
+    if draft is None:
+        free = ", ".join(repr(name) for name in registry.names("drafters") if name != "model")
+        raise BadOption(f"method={how.name!r} needs draft=: the name of a smaller model, or {free}.")
+    by_name = isinstance(draft, str) and draft != "model" and draft in registry.names("drafters")
+    return registry.get("drafters", draft if by_name else "model")
+
+
+def check_for(model: Model, wish: Wish) -> None:
+    """What can be said about a wish only when the model is there."""
+    wish.method.check(model.family, model.name)
+    wish.sampling.check_tokens(model.vocab)
+    if wish.sampling.stop and model.tokenizer is None:
+        raise BadOption(f"stop={wish.sampling.stop!r} needs a tokenizer, and '{model.name}' has none: use stop_token_ids.")
+
+
+def check_same_tokens(target: Model, draft: Model) -> None:
+    """Refuse a draft whose tokens do not mean what the target's mean."""
+    ours, theirs = target.tokenizer, draft.tokenizer
+    same = target.vocab == draft.vocab and (ours is None or theirs is None or ours.get_vocab() == theirs.get_vocab())
+    if not same:
+        raise TokenizerMismatch(
+            f"draft '{draft.name}' ({draft.vocab} tokens) and target '{target.name}' ({target.vocab} tokens) have different "
+            f"tokenizers: choose a draft that was trained with the target's tokenizer."
+        )
+
+
+def read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int] | ForerunError], bool]:
+    """The token ids of every prompt, or what is wrong with it; and whether there were several."""
+    if (prompt is None) == (messages is None):
+        raise BadOption("give either a prompt or messages=, not both and not neither.")
+    if messages is not None:
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        given: list[Any] = [_chat_text(model, m) for m in (messages if several else [messages])]
+    else:
+        several = not isinstance(prompt, str) and not _is_ids(prompt)
+        given = list(prompt) if several else [prompt]
+    if not given:
+        raise BadOption("prompt=[] has no prompts in it.")
+    return [_token_ids(model, p, special=messages is None) for p in given], several
+
+
+def _chat_text(model: Model, messages: Any) -> str:
+    if model.tokenizer is None or not getattr(model.tokenizer, "chat_template", None):
+        raise BadOption(f"'{model.name}' has no chat template: give a plain prompt instead of messages.")
+    try:
+        return model.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:
+        raise BadOption(f"messages={messages!r} do not fit the chat template of '{model.name}': {error}") from error
+
+
+def _is_ids(prompt: Any) -> bool:
+    is_list = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, str) and len(prompt) > 0
+    return is_list and all(isinstance(token, int | np.integer) for token in prompt)
+
+
+def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunError:
+    if isinstance(prompt, str) and model.tokenizer is None:
+        return BadOption(f"'{model.name}' has no tokenizer: give the prompt as a list of token ids.")
+    if isinstance(prompt, str):
+        ids = model.tokenizer(prompt, add_special_tokens=special).input_ids if prompt else []  # type: ignore[misc]
+    elif _is_ids(prompt) or (isinstance(prompt, Sequence) and not prompt):
+        ids = [int(token) for token in prompt]
+    else:
+        return BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
+    if not ids:
+        return BadOption("prompt is empty: a left-to-right model needs at least one token to go on from.")
+    bad = next((token for token in ids if not 0 <= token < model.vocab), None)
+    if bad is not None:
+        return BadOption(f"prompt has token id {bad}, but the ids of '{model.name}' run from 0 to {model.vocab - 1}.")
+    return ids
+
+
+def room_after(prompt: Sequence[int], max_tokens: int | None, context: int, name: str) -> int:
+    """How many tokens may follow a prompt, or the error that says how many could."""
+    room = context - len(prompt)
+    if room < 1:
+        raise BadOption(
+            f"prompt has {len(prompt)} tokens, and the context of '{name}' holds {context}: shorten it to {context - 1} or less."
+        )
+    if max_tokens is not None and max_tokens > room:
+        raise BadOption(
+            f"max_tokens={max_tokens} after a prompt of {len(prompt)} tokens is more than the context of {context} holds: "
+            f"use max_tokens={room} or less."
+        )
+    return max_tokens or min(DEFAULT_MAX_TOKENS, room)

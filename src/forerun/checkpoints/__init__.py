@@ -1,0 +1,1 @@
+"""Checkpoints: from a name to a family, a backbone and a tokenizer."""

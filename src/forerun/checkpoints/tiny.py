@@ -1,0 +1,58 @@
+"""Tiny random models with a byte tokenizer: they say nothing sensible, need no download, and have every architecture's real code.
+
+`tiny` is a Llama; `tiny:ARCH` another shape; `tiny:ARCH:SEED` other weights. They serve the tests and a first try of the
+command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from forerun.errors import BadOption, unknown
+
+VOCAB = 257  # 256 bytes and an end token
+SHAPE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+ARCHITECTURES = ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")
+
+
+def parse(name: str) -> tuple[str, int]:
+    """'tiny[:ARCH[:SEED]]' -> (arch, seed)."""
+    parts = [*name.split(":")[1:], "", ""]
+    arch, seed = parts[0] or "llama", parts[1] or "0"
+    if arch not in ARCHITECTURES:
+        raise unknown("tiny architecture", arch, ARCHITECTURES)
+    if not seed.isdigit():
+        raise BadOption(f"model={name!r}: the seed {seed!r} must be a whole number, as in 'tiny:llama:1'.")
+    return arch, int(seed)
+
+
+def build(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A `transformers` model with seeded random weights, large enough to give laws with a shape."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = dict(vocab_size=VOCAB, max_position_embeddings=512, bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None)
+    if arch == "gpt2":
+        shape: dict[str, Any] = dict(n_embd=64, n_layer=2, n_head=4, n_positions=512)
+    elif arch == "gpt_neo":
+        shape = dict(hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=16)
+    else:
+        shape = SHAPE
+    config = AutoConfig.for_model(arch, **common, **{**shape, **changes}, initializer_range=0.25)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.to(dtype).eval()
+
+
+def tokenizer() -> Any:
+    """Bytes as tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", clean_up_tokenization_spaces=False)

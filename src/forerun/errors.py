@@ -1,0 +1,38 @@
+"""What can go wrong at the caller's side. Every message names the argument, what it was, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForerunError(Exception):
+    """Base of all errors that Forerun raises for its callers."""
+
+
+class BadOption(ForerunError, ValueError):
+    """An argument has a value that means nothing here."""
+
+
+class NotAble(ForerunError, ValueError):
+    """A model cannot do what a method asks, or a backbone cannot be driven by rows."""
+
+
+class BadCheckpoint(ForerunError, ValueError):
+    """A checkpoint is missing, incomplete, damaged, or of a kind that is not supported."""
+
+
+class TokenizerMismatch(ForerunError, ValueError):
+    """Draft and target do not speak the same tokens."""
+
+
+class NoRoom(ForerunError, MemoryError):
+    """The slots that were asked for do not fit in memory."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], error: type[ForerunError] = BadOption) -> ForerunError:
+    """The error for a name that is not in a table, with the closest names first."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=3)
+    hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(known) or 'none'}."
+    return error(f"{kind} {name!r} is unknown: {hint}")

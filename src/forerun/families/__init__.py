@@ -1,0 +1,1 @@
+"""Families turn text into rows: pure functions, one file per kind of language model."""

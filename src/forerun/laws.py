@@ -1,0 +1,35 @@
+"""Probability arithmetic: pure functions of tensors, and the only place where laws are subtracted or multiplied.
+
+B sequences, K drafted tokens, V vocabulary. A *law* is a vector of probabilities that sums to one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def point_mass(x_N: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The law that is certain of x, over `size` outcomes; all zeros where x is negative (nothing there)."""
+    law_NV = torch.zeros(*x_N.shape, size, dtype=dtype, device=x_N.device)
+    return law_NV.scatter_(-1, x_N.clamp(min=0).unsqueeze(-1), (x_N >= 0).to(dtype).unsqueeze(-1))
+
+
+def residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
+    """(p - q)+ normalised: what is left of p once q has had its say. Falls back to p where they agree."""
+    left_BV = (p_BV - q_BV).clamp_(min=0)
+    total_B1 = left_BV.sum(-1, keepdim=True)
+    return torch.where(total_B1 > 0, left_BV / total_B1, p_BV)
+
+
+def prefix_lengths(accept_BK: Tensor) -> Tensor:
+    """The law of how many leading tokens are accepted, 0 to K, when token i is accepted with probability accept[i]."""
+    ones_B1 = accept_BK.new_ones(accept_BK.shape[0], 1)
+    reached_BK1 = torch.cat([ones_B1, accept_BK.cumprod(-1)], -1)
+    stopped_BK1 = torch.cat([1 - accept_BK, ones_B1], -1)
+    return reached_BK1 * stopped_BK1
+
+
+def total_variation(p: dict, q: dict) -> float:
+    """Half the L1 distance between two laws given as {outcome: probability}."""
+    return sum(abs(p.get(x, 0.0) - q.get(x, 0.0)) for x in p.keys() | q.keys()) / 2

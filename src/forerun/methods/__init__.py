@@ -1,0 +1,1 @@
+"""Decoding methods: one file per algorithm box, ordinary code for one sequence."""

@@ -1,0 +1,15 @@
+"""Plain left-to-right decoding: the reference of every lossless method on a causal model."""
+
+from __future__ import annotations
+
+from forerun.accept import draw
+from forerun.core import Canvas, Conditional
+from forerun.registry import method
+
+
+@method("ar", guarantee="exact", reference="ar")
+async def autoregressive(seq: Canvas, target: Conditional) -> None:
+    """One token per forward, from the model's own law."""
+    while not seq.done:
+        p_V = await target.following(seq)
+        seq.fill(seq.next(1), [await seq.draw(draw, p_V)], "sampled")

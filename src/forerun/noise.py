@@ -1,0 +1,50 @@
+"""Noise without state: the noise of a draw is a hash of (seed, sample, draw, call) and of nothing else.
+
+So the same seed gives the same output whatever shares the batch, however it is padded, and in whatever order it is served.
+One uniform number decides one draw (by the inverse of the cumulative law), so no noise is ever made per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """A 64-bit hash of some integers (splitmix64's finaliser, chained)."""
+    h = 0
+    for number in numbers:
+        h = (h + (number & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def uniform(key: int, draw: int, call: int) -> float:
+    """A number in (0, 1). 48 bits, so that multiplying it by a law's total can never round up to that total."""
+    return ((mix(key, draw, call) >> 16) + 0.5) * 2.0**-48
+
+
+def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The outcome at quantile u of each law: the first whose cumulative probability exceeds it, never one of probability 0."""
+    cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64)
+    quantile_B1 = u_B.unsqueeze(-1) * cumulative_BN[:, -1:]
+    return torch.searchsorted(cumulative_BN, quantile_B1, right=True).squeeze(-1)
+
+
+class Noise:
+    """The `sample` argument of the rules in production: one uniform per sequence and call, from each sequence's own key."""
+
+    def __init__(self, draws: Sequence[tuple[int, int]]):
+        self.draws = draws  # (key, number of the draw) of each sequence in the batch
+        self.calls = 0
+
+    def __call__(self, law_BN: Tensor) -> Tensor:
+        u = [uniform(key, draw, self.calls) for key, draw in self.draws]
+        self.calls += 1
+        return pick(law_BN, torch.tensor(u, dtype=torch.float64, device=law_BN.device))

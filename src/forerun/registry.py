@@ -1,0 +1,117 @@
+"""What can be named: methods, drafters, routers and families; our own, and those that installed packages bring as entry points.
+
+A package outside this repository adds a method with an entry point in the group `forerun.methods` (or `.drafters`, `.routers`,
+`.families`) that names the decorated object; see docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from forerun.errors import BadOption, NotAble, unknown
+
+# Our own, by the same "module:object" references that entry points use, so that nothing is imported before it is named.
+BUILT_IN: dict[str, dict[str, str]] = {
+    "methods": {
+        "ar": "forerun.methods.autoregressive:autoregressive",
+        "speculative": "forerun.methods.speculative:speculative",
+        "lookup": "forerun.methods.speculative:lookup",
+    },
+    "drafters": {
+        "model": "forerun.drafters.autoregressive:ModelDrafter",
+        "lookup": "forerun.drafters.lookup:LookupDrafter",
+    },
+    "routers": {},
+    "families": {"causal": "forerun.families.causal:Causal"},
+}
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For methods that have none."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decoding method: an async function for one sequence, and what it promises."""
+
+    name: str
+    run: Callable[..., Coroutine[Any, Any, None]]
+    guarantee: str  # exact | greedy-exact | approximate
+    reference: str  # the method whose law (or tokens) it has
+    options: type = NoOptions
+    drafter: str | None = None  # the drafter it always uses; None leaves the choice to `draft=`
+    reason: str = ""  # why it is approximate, if it is
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.run) or "").split("\n")[0]
+
+    @cached_property
+    def needs(self) -> tuple[type, ...]:
+        """The questions its target must answer, from the annotation of its parameter `target`."""
+        wanted = get_type_hints(self.run).get("target")
+        return tuple(getattr(wanted, "__args__", None) or ([wanted] if wanted else []))
+
+    @cached_property
+    def drafts(self) -> bool:
+        return "drafter" in inspect.signature(self.run).parameters
+
+    def option_names(self) -> list[str]:
+        return [f.name for f in fields(self.options)]
+
+    def check(self, family: Any, model_name: str) -> None:
+        """Refuse a model that cannot answer what this method asks."""
+        missing = [need.__name__.lower() for need in self.needs if need not in family.answers]
+        if missing:
+            able = [n for n in names("methods") if all(q in family.answers for q in get("methods", n).needs)]
+            raise NotAble(
+                f"method={self.name!r} asks for {' and '.join(missing)}s, which '{model_name}' (family '{family.name}') does not "
+                f"answer. Try method={' or '.join(map(repr, able))}."
+            )
+
+
+def method(
+    name: str,
+    *,
+    guarantee: str,
+    reference: str,
+    options: type = NoOptions,
+    drafter: str | None = None,
+    reason: str = "",
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Method]:
+    """Make a decoding method of an async function `(seq, target[, drafter], **options)`."""
+    if guarantee not in ("exact", "greedy-exact", "approximate"):
+        raise BadOption(f"guarantee={guarantee!r} must be 'exact', 'greedy-exact' or 'approximate'.")
+    return lambda run: Method(name, run, guarantee, reference, options, drafter, reason)
+
+
+def _outside(kind: str) -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=f"forerun.{kind}")}
+
+
+def names(kind: str) -> list[str]:
+    return sorted(BUILT_IN[kind].keys() | _outside(kind).keys())
+
+
+def get(kind: str, name: str) -> Any:
+    """The named object; our own names cannot be taken over by a package."""
+    if name in BUILT_IN[kind]:
+        module, _, attribute = BUILT_IN[kind][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    outside = _outside(kind)
+    if name not in outside:
+        raise unknown(kind.removesuffix("s").replace("familie", "family"), name, names(kind))
+    return outside[name].load()
+
+
+def family_for(config: Any) -> Any:
+    """The family that a checkpoint belongs to: the first that claims its config, left-to-right models last."""
+    candidates = [get("families", name) for name in sorted(names("families"), key=lambda name: name == "causal")]
+    return next(family for family in candidates if family.claims(config))()

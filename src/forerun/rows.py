@@ -1,0 +1,59 @@
+"""Attention as five integers per row: what one forward pass runs, for one sequence. Pure NumPy.
+
+A row is a token at a position, living in the cache slot of its own index; it attends to the slots [0, horizon) and [lo, hi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+TOKEN, POSITION, HORIZON, LO, HI = range(5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one question costs for one sequence."""
+
+    rows: np.ndarray  # [5, N] int32; row i lives in slot i
+    reads: Sequence[np.ndarray]  # for each branch, the rows whose outputs are wanted
+    stored: int  # how many leading rows may be remembered
+
+    @property
+    def first_read(self) -> int:
+        return int(min(branch[0] for branch in self.reads))
+
+
+def causal_rows(tokens: np.ndarray) -> np.ndarray:
+    """Rows of plain left-to-right text: each sees itself and all before it."""
+    index = np.arange(len(tokens), dtype=np.int32)
+    rows = np.zeros((5, len(tokens)), np.int32)
+    rows[TOKEN], rows[POSITION], rows[HORIZON] = tokens, index, index + 1
+    return rows
+
+
+def branch_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
+    """Rows of a chain that continues the first `context` rows but lives in slots [start, ...) and sees only itself there."""
+    index = np.arange(len(tokens), dtype=np.int32)
+    rows = np.empty((5, len(tokens)), np.int32)
+    rows[TOKEN], rows[POSITION], rows[HORIZON] = tokens, context + index, context
+    rows[LO], rows[HI] = start, start + index + 1
+    return rows
+
+
+def reusable(held: np.ndarray, plan: Plan) -> int:
+    """How many leading rows of the plan the slots already hold, so that they need not run again.
+
+    Rows count from the first on while they equal what is held; at most the plan's `stored`; at most up to the first row that
+    is read; and rows that see each other only whole, because a row's keys depend on everything it saw.
+    """
+    most = min(held.shape[1], plan.stored, plan.first_read)
+    same = (held[:, :most] == plan.rows[:, :most]).all(0)
+    kept = most if same.all() else int(same.argmin())
+    sees = np.maximum(plan.rows[HORIZON, :kept], plan.rows[HI, :kept])
+    if kept == 0 or sees.max() <= kept:
+        return kept
+    closed = np.maximum.accumulate(sees) <= np.arange(1, kept + 1)
+    return int(np.flatnonzero(closed)[-1]) + 1 if closed.any() else 0

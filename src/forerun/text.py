@@ -1,0 +1,58 @@
+"""From tokens to text as they come: no half characters, and nothing shown that a stop string will take back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+HALF = "\ufffd"  # what a decoder writes for bytes that are not a whole character
+LONGEST_CHARACTER = 4  # bytes, so at most this many byte-level tokens wait for the rest of their character
+
+
+class Writer:
+    """The text of one request, grown token by token.
+
+    `text` is all that is certain; `shown` leaves out a tail that may turn out to begin a stop string.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()):
+        self.decode, self.stops = decode, stops
+        self.text = ""
+        self.stopped_by: str | None = None
+        self._window: list[int] = []  # the last tokens, some already in the text: decoders need their left neighbours
+        self._written = 0  # how many tokens of the window are in the text
+
+    def push(self, token: int) -> None:
+        self._window.append(token)
+        piece = self._pending()
+        if piece.endswith(HALF) and len(self._window) - self._written < LONGEST_CHARACTER:
+            return
+        self._write(piece)
+        self._window, self._written = self._window[self._written :], len(self._window) - self._written
+
+    def finish(self) -> None:
+        """No token follows: write what is whole of the rest."""
+        self._write(self._pending().rstrip(HALF))
+        self._window, self._written = [], 0
+
+    @property
+    def shown(self) -> str:
+        held = max((_overlap(self.text, stop) for stop in self.stops), default=0) if self.stopped_by is None else 0
+        return self.text[: len(self.text) - held]
+
+    def _pending(self) -> str:
+        known = self.decode(self._window[: self._written]) if self._written else ""
+        return self.decode(self._window)[len(known) :]
+
+    def _write(self, piece: str) -> None:
+        searched = max(0, len(self.text) - max((len(s) for s in self.stops), default=0))
+        self.text += piece
+        hits = [(self.text.find(stop, searched), stop) for stop in self.stops]
+        found = [(at, stop) for at, stop in hits if at >= 0]
+        if found and self.stopped_by is None:
+            at, self.stopped_by = min(found)
+            self.text = self.text[:at]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of the text that begins the stop string."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
