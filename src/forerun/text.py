@@ -44,11 +44,13 @@ class Writer:
         return self.decode(self._window)[len(known) :]
 
     def _write(self, piece: str) -> None:
+        if self.stopped_by is not None:
+            return
         searched = max(0, len(self.text) - max((len(s) for s in self.stops), default=0))
         self.text += piece
         hits = [(self.text.find(stop, searched), stop) for stop in self.stops]
         found = [(at, stop) for at, stop in hits if at >= 0]
-        if found and self.stopped_by is None:
+        if found:
             at, self.stopped_by = min(found)
             self.text = self.text[:at]
 

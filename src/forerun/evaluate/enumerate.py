@@ -19,7 +19,7 @@ from forerun.api import Model
 from forerun.backbones.table import TableBackbone
 from forerun.families.causal import Causal
 from forerun.laws import total_variation
-from forerun.noise import mix
+from forerun.noise import Noise, mix
 from forerun.parameters import Sampling
 from forerun.sampling import Chain, History, laws
 
@@ -55,13 +55,15 @@ class Enumeration:
         self.paths: dict[int, Path] = {}
 
     def __call__(self, draws: Sequence[tuple[int, int]]) -> Callable[[Tensor], Tensor]:
+        if draws[0][0] not in self.paths:
+            return Noise(draws)
         paths = [self.paths[key] for key, _ in draws]
         return lambda law_BN: torch.tensor([path.choose(law) for path, law in zip(paths, law_BN.tolist(), strict=True)])
 
     def law_of(self, run: Callable[[int, int], list[tuple[int, ...]]]) -> Law:
         """The law of what `run(seed, n)` returns n of, over everything they draw. Runs go in batches, as in production."""
         law: Law = defaultdict(float)
-        seed = 0
+        seed = 1
         while self.todo:
             batch, self.todo = [Path(settled, []) for settled in self.todo[:LANES]], self.todo[LANES:]
             self.paths = {mix(seed, i): path for i, path in enumerate(batch)}
@@ -90,6 +92,9 @@ def method_law(
     enumeration = Enumeration()
     model = table_model(target, enumeration, eos)
     small: Any = table_model(draft) if isinstance(draft, TableBackbone) else draft
+    # Something else goes through every lane first: what it leaves in the slots must make no difference.
+    decoy = [(token + 1) % target.vocab for token in prompt]
+    model.generate([decoy] * LANES, method=method, draft=small, **{**options, "max_tokens": 3, "min_tokens": 0})
 
     def run(seed: int, n: int) -> list[tuple[int, ...]]:
         results = model.generate([list(prompt)], method=method, draft=small, seed=seed, n=n, **options)

@@ -1,0 +1,81 @@
+"""Certification by enumeration: the law of whole sequences is the reference's to 1e-12, for every drafter and parameter."""
+
+import pytest
+
+from forerun import registry
+from forerun.backbones.table import TableBackbone
+from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law
+
+TARGET = TableBackbone(vocab=3, seed=1)
+DRAFTS = {
+    "unlike": TableBackbone(vocab=3, seed=2, cost=0.1),
+    "alike": TableBackbone(vocab=3, seed=3, like=TARGET, blend=0.7, cost=0.1),
+    "lookup": "lookup",
+}
+sampling = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()))
+ending = pytest.mark.parametrize("eos", [(), (1,), (0, 2)], ids=lambda e: f"eos{list(e)}")
+
+
+def assert_certified(certificate):
+    assert abs(certificate.mass - 1) < 1e-12, certificate
+    assert certificate.distance < 1e-12, certificate
+
+
+@sampling
+@ending
+def test_ar_has_the_law_of_its_definition(sampling, eos):
+    assert_certified(certify_case("ar", TARGET, [0, 1, 0], eos=eos, max_tokens=4, **sampling))
+
+
+@sampling
+@ending
+@pytest.mark.parametrize("k", [1, 2, 3, 9])
+@pytest.mark.parametrize("draft", ["unlike", "alike"])
+def test_speculative_has_the_law_of_its_target(draft, k, sampling, eos):
+    certificate = certify_case(
+        "speculative", TARGET, [0, 1, 0], draft=DRAFTS[draft], eos=eos, method_options={"k": k}, max_tokens=3, **sampling
+    )
+    assert_certified(certificate)
+
+
+@sampling
+@ending
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("ngram", [1, 3])
+def test_lookup_has_the_law_of_its_target(ngram, k, sampling, eos):
+    options = {"k": k, "ngram": ngram}
+    assert_certified(certify_case("lookup", TARGET, [0, 1, 0, 2, 0, 1], eos=eos, method_options=options, max_tokens=4, **sampling))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("prompt", [[2], [0, 0], [2, 1, 0, 2, 1]], ids=str)
+def test_every_prompt_length_is_certified(draft, prompt):
+    certificate = certify_case(
+        "speculative", TARGET, prompt, draft=DRAFTS[draft], method_options={"k": 2}, max_tokens=4, temperature=1.0, eos=(2,)
+    )
+    assert_certified(certificate)
+
+
+def test_stop_tokens_and_ignored_ends_are_certified():
+    options = dict(draft=DRAFTS["alike"], eos=(1,), method_options={"k": 2}, max_tokens=3, temperature=1.0)
+    assert_certified(certify_case("speculative", TARGET, [0], ignore_eos=True, stop_token_ids=[2], **options))
+    assert_certified(certify_case("speculative", TARGET, [0], stop_token_ids=[2], min_tokens=2, **options))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_other_tables_and_a_larger_vocabulary_are_certified(seed):
+    target = TableBackbone(vocab=4, seed=10 + seed, sharpness=3.0)
+    draft = TableBackbone(vocab=4, seed=50 + seed, like=target, blend=0.5, cost=0.1)
+    assert_certified(certify_case("speculative", target, [seed % 4, 1], draft=draft, eos=(3,), method_options={"k": 2},
+                                  max_tokens=3, temperature=0.9, top_p=0.85, frequency_penalty=0.4))  # fmt: skip
+
+
+def test_the_reference_law_does_not_come_from_the_method_under_test():
+    law = reference_law(TARGET, [0], max_tokens=2, temperature=1.0)
+    assert len(law) == 9 and abs(sum(law.values()) - 1) < 1e-12
+    assert method_law("ar", TARGET, [0], max_tokens=2, temperature=1.0).keys() == law.keys()
+
+
+def test_every_method_that_claims_to_be_exact_is_certified_here():
+    exact = {name for name in registry.BUILT_IN["methods"] if registry.get("methods", name).guarantee == "exact"}
+    assert exact == {"ar", "speculative", "lookup"}

@@ -1,0 +1,237 @@
+"""The engine changes only speed: cached = uncached, batched = alone, any order, any padding; and it keeps its books."""
+
+import gc
+import random
+
+import psutil
+import pytest
+import torch
+
+from forerun.backbones import attention
+from forerun.engine.cache import Memo
+from forerun.engine.serve import Engine
+from tests.conftest import ARCHITECTURES, PROMPTS, fresh, model
+
+METHODS = {
+    "ar": dict(method="ar"),
+    "lookup": dict(method="lookup", k=4),
+    "speculative": dict(method="speculative", k=3),
+}
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": dict(temperature=0.8, top_p=0.9, seed=5),
+    "penalised": dict(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.3, seed=2),
+}
+DTYPES = (torch.float32, torch.float64)
+
+
+def options(method, sampling, arch="llama", dtype=torch.float32):
+    # A drafter that resembles its target: the same architecture with other weights would never agree.
+    draft = {"draft": model(arch, dtype)} if method == "speculative" else {}
+    return {**METHODS[method], **SAMPLINGS[sampling], **draft, "max_tokens": 24}
+
+
+def alone(m, **how):
+    return [m.generate(prompt, **how).token_ids for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_engine_changes_only_speed(method, sampling, arch, dtype, monkeypatch):
+    how = options(method, sampling, arch, dtype)
+    expected = alone(fresh(arch, dtype, lanes=1), **how)
+
+    with monkeypatch.context() as uncached:
+        uncached.setattr(Memo, "start", lambda self, plan: 0)
+        assert alone(fresh(arch, dtype, lanes=1), **how) == expected, "cached must equal uncached"
+
+    together = fresh(arch, dtype, lanes=8).generate(PROMPTS, **how)
+    assert [r.token_ids for r in together] == expected, "batched must equal alone"
+
+    queued = fresh(arch, dtype, lanes=2)
+    order = random.Random(0).sample(range(len(PROMPTS)), len(PROMPTS))
+    results = queued.generate([PROMPTS[i] for i in order], **how)
+    assert [results[order.index(i)].token_ids for i in range(len(PROMPTS))] == expected, (
+        "any order of service, more requests than lanes"
+    )
+
+    with monkeypatch.context() as padded:
+        padded.setattr(attention, "_one_by_one", attention._side_by_side)
+        results = fresh(arch, dtype, lanes=4).generate(PROMPTS, **how)
+        assert [r.token_ids for r in results] == expected, "any padding"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_ar_is_what_transformers_generates(arch):
+    from tests.conftest import network
+
+    for prompt in PROMPTS:
+        inputs = torch.tensor([prompt])
+        theirs = network(arch).generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=40, do_sample=False)
+        assert model(arch).generate(prompt, max_tokens=40).token_ids == theirs[0, len(prompt) :].tolist()
+
+
+def test_different_methods_share_a_batch():
+    m = fresh(lanes=6)
+    wanted = [options(method, sampling) for method in METHODS for sampling in ("greedy", "sampled")]
+    expected = [m.generate(PROMPTS[0], **how).token_ids for how in wanted]
+    jobs = [m.submit(PROMPTS[0], **how) for how in wanted]
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == expected
+    assert len({str(tokens) for tokens in expected}) > 1
+
+
+def test_a_request_joins_between_forwards():
+    m = fresh(lanes=2)
+    expected = alone(fresh(lanes=1), max_tokens=20)
+    first = m.submit(PROMPTS[0], max_tokens=20)
+    for _ in range(9):
+        m.engine.step()
+    second = m.submit(PROMPTS[2], max_tokens=20)
+    m.engine.run()
+    assert first.results()[0].token_ids == expected[0] and second.results()[0].token_ids == expected[2]
+
+
+def test_all_sequences_of_a_batch_share_each_forward():
+    m = fresh(lanes=5)
+    m.generate(PROMPTS, max_tokens=10, ignore_eos=True)
+    assert m.engine.clock.forwards == 10
+
+
+def test_the_cheapest_thing_wanted_is_served_first():
+    """Sequences that are behind in drafting catch up before the target runs, so that it runs for all of them at once."""
+    m = fresh(lanes=2)
+    small = fresh("llama", num_hidden_layers=1)
+    draft_runs, target_runs = [], []
+    for runs, backbone in ((draft_runs, small.backbone), (target_runs, m.backbone)):
+        original = backbone.forward
+        backbone.forward = lambda batch, slots, runs=runs, original=original: (
+            runs.append(len(batch.segments)) or original(batch, slots)
+        )
+    jobs = [m.submit(PROMPTS[0], method="speculative", draft=small, k=k, max_tokens=12, ignore_eos=True) for k in (1, 4)]
+    m.engine.run()
+    both = [job.results()[0] for job in jobs]
+    assert sum(target_runs) == sum(r.stats.forwards for r in both)
+    assert len(target_runs) == max(r.stats.forwards for r in both)
+
+
+def test_forwards_are_counted_for_each_request_alone():
+    m = fresh(lanes=4)
+    r = m.generate([[1, 2], [3, 4, 5]], method="speculative", draft=model("llama"), k=3, max_tokens=9, ignore_eos=True)
+    alone = fresh(lanes=1).generate([1, 2], method="speculative", draft=model("llama"), k=3, max_tokens=9, ignore_eos=True)
+    assert (r[0].stats.forwards, r[0].stats.draft_forwards) == (alone.stats.forwards, alone.stats.draft_forwards)
+    assert alone.stats.forwards == 3 and alone.stats.acceptance_rate == 1.0  # the draft is the target: 4 + 4 + 1 tokens
+
+
+def test_a_draft_that_is_the_target_is_accepted_whole_at_any_temperature():
+    r = fresh().generate(
+        [1, 2, 3], method="speculative", draft=model("llama"), k=4, max_tokens=20, temperature=1.0, ignore_eos=True
+    )
+    assert r.stats.acceptance_rate > 0.95  # less than 1 only where rounding moves p/q below 1
+
+
+def test_no_row_runs_twice_without_need():
+    m = fresh(lanes=1)
+    rows = []
+    original = m.backbone.forward
+    m.backbone.forward = lambda batch, slots: rows.append(len(batch.tokens_T)) or original(batch, slots)
+    m.generate(list(range(30)), max_tokens=5, ignore_eos=True)
+    assert rows == [30, 1, 1, 1, 1]
+    rows.clear()
+    m.generate([*range(30), 99], max_tokens=2, ignore_eos=True)
+    assert rows[0] <= 2, "a prompt that begins like an earlier one starts from its slots"
+
+
+def test_accepted_draft_rows_are_not_run_again():
+    m = fresh(lanes=1)
+    rows = []
+    original = m.backbone.forward
+    m.backbone.forward = lambda batch, slots: rows.append(len(batch.tokens_T)) or original(batch, slots)
+    m.generate([1, 2, 3], method="speculative", draft=model("llama"), k=4, max_tokens=15, ignore_eos=True)
+    assert rows == [7, 5, 5], "each verdict runs the last token and the new draft"
+
+
+def test_cancelling_frees_the_lane_at_once():
+    m = fresh(lanes=1)
+    first, second = m.submit([1, 2], max_tokens=50, ignore_eos=True), m.submit([3], max_tokens=3, ignore_eos=True)
+    for _ in range(8):
+        m.engine.step()
+    first.cancel()
+    assert m.engine.free == [0]
+    m.engine.run()
+    assert second.results()[0].finish_reason == "length"
+    assert first.results()[0].finish_reason == "cancelled" and 0 < len(first.results()[0].token_ids) < 50
+
+
+def test_a_queued_request_can_be_cancelled_before_it_starts():
+    m = fresh(lanes=1)
+    first, second = m.submit([1], max_tokens=3, ignore_eos=True), m.submit([2], max_tokens=3)
+    m.engine.step()
+    second.cancel()
+    m.engine.run()
+    assert second.results()[0].token_ids == [] and first.results()[0].finish_reason == "length"
+
+
+def test_cancelling_twice_or_after_the_end_does_nothing():
+    m = fresh(lanes=1)
+    jobs = m.submit([1], max_tokens=2, ignore_eos=True)
+    m.engine.run()
+    jobs.cancel()
+    jobs.cancel()
+    assert jobs.results()[0].finish_reason == "length" and m.engine.free == [0]
+
+
+def test_a_method_that_fails_fails_alone(monkeypatch):
+    import forerun.methods.speculative as file
+
+    async def broken(self, seq, k):
+        raise RuntimeError("no ideas")
+
+    monkeypatch.setattr("forerun.drafters.lookup.LookupDrafter.propose", broken)
+    m = fresh(lanes=2)
+    bad, good = m.submit([1, 2], method="lookup", max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
+    m.engine.run()
+    assert bad.results()[0].finish_reason == "error" and "no ideas" in str(bad.results()[0].error)
+    assert len(good.results()[0].token_ids) == 5 and m.engine.free == [0, 1]
+    assert file.lookup.name == "lookup"
+
+
+def test_a_forward_that_fails_leaves_no_wrong_memory():
+    m = fresh(lanes=1)
+    expected = m.generate([1, 2, 3, 4], max_tokens=6).token_ids
+    original = m.backbone.forward
+
+    def half_way(batch, slots):
+        original(batch, slots)
+        raise RuntimeError("out of memory")
+
+    m.backbone.forward = half_way
+    with pytest.raises(RuntimeError):
+        result = m.generate([[9, 9, 9, 9]], max_tokens=2)[0]
+        raise result.error
+    m.backbone.forward = original
+    assert m.generate([1, 2, 3, 4], max_tokens=6).token_ids == expected
+
+
+def test_an_idle_engine_does_nothing():
+    engine = Engine(2)
+    engine.step()
+    engine.run()
+    assert not engine.busy
+
+
+def test_ten_thousand_requests_leave_memory_where_it_was():
+    m = fresh(lanes=8)
+    process = psutil.Process()
+
+    def serve(n):
+        for i in range(n // 100):
+            m.generate([[j % 250, 3] for j in range(100)], max_tokens=2, seed=i, temperature=1.0)
+        gc.collect()
+        return process.memory_info().rss
+
+    before = serve(1000)
+    after = serve(9000)
+    assert after - before < 8 * 2**20, f"memory grew by {(after - before) / 2**20:.1f} MiB"

@@ -1,0 +1,45 @@
+import torch
+
+from forerun.noise import Noise, mix, pick, uniform
+
+
+def test_the_same_numbers_give_the_same_noise():
+    assert uniform(7, 1, 2) == uniform(7, 1, 2)
+
+
+def test_any_other_number_gives_other_noise():
+    base = uniform(7, 1, 2)
+    assert len({base, uniform(8, 1, 2), uniform(7, 2, 2), uniform(7, 1, 3), uniform(7, 2, 1)}) == 5
+
+
+def test_noise_is_uniform():
+    u = torch.tensor([uniform(mix(3, 0), i, j) for i in range(5000) for j in range(4)], dtype=torch.float64)
+    assert 0 < u.min() and u.max() < 1
+    histogram = torch.histc(u, 20, 0, 1)
+    chi2 = float(((histogram - 1000) ** 2 / 1000).sum())
+    assert chi2 < 50  # 19 degrees of freedom: about 1e-4 to exceed
+
+
+def test_noise_of_neighbouring_draws_is_uncorrelated():
+    u = torch.tensor([[uniform(key, d, 0) for d in range(2)] for key in range(20000)], dtype=torch.float64) - 0.5
+    assert abs(float((u[:, 0] * u[:, 1]).mean()) * 12) < 0.03
+
+
+def test_pick_never_takes_a_token_of_probability_zero():
+    law = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    for u in (1e-15, 0.25, 0.499999, 0.5, 0.75, 1 - 2.0**-49):
+        assert int(pick(law, torch.tensor([u], dtype=torch.float64))) in (1, 3)
+
+
+def test_pick_follows_the_law():
+    law = torch.tensor([[0.1, 0.2, 0.7]]).expand(20000, 3)
+    sample = Noise([(mix(1, i), 0) for i in range(20000)])
+    share = torch.bincount(sample(law), minlength=3) / 20000
+    assert torch.allclose(share.float(), law[0], atol=0.015)
+
+
+def test_noise_does_not_depend_on_who_shares_the_batch():
+    laws = torch.rand(6, 50)
+    together = Noise([(i, 3) for i in range(6)])(laws)
+    alone = [int(Noise([(i, 3)])(laws[i : i + 1])) for i in range(6)]
+    assert together.tolist() == alone

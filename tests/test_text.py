@@ -1,0 +1,63 @@
+import random
+
+from forerun.checkpoints import tiny
+from forerun.text import Writer
+
+TOKENIZER = tiny.tokenizer()
+
+
+def decode(tokens):
+    return TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+def write(text, stops=()):
+    """All that was shown after each byte, and the writer."""
+    writer, shown = Writer(decode, stops), []
+    for token in TOKENIZER(text).input_ids:
+        writer.push(token)
+        shown.append(writer.shown)
+    writer.finish()
+    return shown, writer
+
+
+def test_no_half_character_is_ever_shown():
+    text = "naïve 日本 🎉 Ω done"
+    shown, writer = write(text)
+    assert writer.text == text
+    assert all("\ufffd" not in piece and text.startswith(piece) for piece in shown)
+
+
+def test_text_that_ends_inside_a_character_ends_before_it():
+    writer = Writer(decode)
+    for token in TOKENIZER("ok 🎉").input_ids[:-1]:
+        writer.push(token)
+    writer.finish()
+    assert writer.text == "ok "
+
+
+def test_bytes_that_are_no_character_do_not_hold_the_text_up():
+    writer = Writer(decode)
+    for token in [TOKENIZER("é").input_ids[0]] * 12 + TOKENIZER("end").input_ids:
+        writer.push(token)
+    writer.finish()
+    assert writer.text.endswith("end")
+
+
+def test_shown_text_is_never_taken_back():
+    rng = random.Random(0)
+    for _ in range(200):
+        text = "".join(rng.choice("ab\n€") for _ in range(20))
+        stop = "".join(rng.choice("ab\n€") for _ in range(3))
+        shown, writer = write(text, [stop])
+        assert all(writer.text.startswith(piece) for piece in shown)
+        assert writer.text == text.split(stop)[0]
+
+
+def test_the_first_of_several_stop_strings_cuts():
+    assert write("one two three", ["three", "two"])[1].text == "one "
+    assert write("one two three", ["three", "two"])[1].stopped_by == "two"
+
+
+def test_the_start_of_a_stop_string_is_held_back():
+    shown, _ = write("abcSTxyz", ["STOP"])
+    assert shown[4] == "abc" and shown[5] == "abcSTx"
