@@ -34,7 +34,7 @@ def run(b, slots, *work):
 
 
 def close(a, b, dtype, arch):
-    # The library computes norms, rotations and GPT-Neo's scores in float32 whatever the weights are; only GPT-2 is float64 all through.
+    # The library computes norms, rotations and GPT-Neo's scores in float32 whatever the weights are; only GPT-2 is all float64.
     tolerance = DTYPES[dtype] if arch == "gpt2" else DTYPES[torch.float32]
     return torch.allclose(a, b, atol=tolerance * float(b.abs().max()))
 

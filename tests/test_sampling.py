@@ -125,11 +125,27 @@ def test_half_precision_logits_give_float32_laws(logits):
 @pytest.mark.parametrize(
     "options",
     [
-        {"temperature": math.nan}, {"temperature": -1}, {"temperature": "hot"}, {"max_tokens": 0}, {"max_tokens": -3}, {"max_tokens": 2.5},
-        {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}, {"min_p": 2}, {"repetition_penalty": 0}, {"stop": ""}, {"stop": ["a", ""]}, {"n": 0},
-        {"logprobs": -1}, {"allowed_tokens": []}, {"min_tokens": 5, "max_tokens": 3}, {"logit_bias": {3: math.inf}}, {"seed": 1.5},
+        {"temperature": math.nan},
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"max_tokens": 0},
+        {"max_tokens": -3},
+        {"max_tokens": 2.5},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+        {"stop": ""},
+        {"stop": ["a", ""]},
+        {"n": 0},
+        {"logprobs": -1},
+        {"allowed_tokens": []},
+        {"min_tokens": 5, "max_tokens": 3},
+        {"logit_bias": {3: math.inf}},
+        {"seed": 1.5},
     ],
-)  # fmt: skip
+)
 def test_a_value_that_means_nothing_is_refused_by_name(options):
     with pytest.raises(BadOption, match=next(iter(options))):
         Sampling(**options)

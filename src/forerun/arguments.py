@@ -143,7 +143,7 @@ def room_after(prompt: Sequence[int], max_tokens: int | None, context: int, name
         )
     if max_tokens is not None and max_tokens > room:
         raise BadOption(
-            f"max_tokens={max_tokens} after a prompt of {len(prompt)} tokens is more than the context of {context} holds: "
+            f"max_tokens={max_tokens} after a prompt of {len(prompt)} tokens is more than the {context} that '{name}' holds: "
             f"use max_tokens={room} or less."
         )
     return max_tokens or min(DEFAULT_MAX_TOKENS, room)

@@ -1,7 +1,6 @@
 """Planted mistakes, each of which the certification must catch. A check that no mistake can fail proves nothing."""
 
 import numpy as np
-import pytest
 import torch
 
 import forerun.accept

@@ -39,7 +39,7 @@ def build(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
         shape = dict(hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=16)
     else:
         shape = SHAPE
-    config = AutoConfig.for_model(arch, **common, **{**shape, **changes}, initializer_range=0.25)
+    config = AutoConfig.for_model(arch, **{**common, **shape, **changes}, initializer_range=0.25)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

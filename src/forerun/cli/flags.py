@@ -47,7 +47,7 @@ class Given:
 
     def options(self) -> dict[str, Any]:
         """Everything that decoding takes: sampling parameters that differ from their defaults, and the method's own options."""
-        chosen = {name: self.own[name] for name in Sampling.names() if self.own[name] not in (None, [], False)}
+        chosen = {name: self.own[name] for name in Sampling.names() if self.own[name] is not None and self.own[name] != []}
         if "logit_bias" in chosen:
             chosen["logit_bias"] = _biases(chosen["logit_bias"])
         return {**chosen, **self.extra}

@@ -1,0 +1,274 @@
+"""What users see: prompts in every form, sampling parameters end to end, streaming, clear errors."""
+
+import math
+
+import pytest
+import torch
+
+import forerun
+from forerun.checkpoints import tiny
+from forerun.errors import BadOption, NoRoom, NotAble, TokenizerMismatch
+from tests.conftest import PROMPTS, fresh, model, network
+
+
+def test_text_ids_and_batches_are_all_prompts(tiny_model):
+    one = tiny_model.generate("hello", max_tokens=5)
+    ids = tiny_model.generate(tiny_model.tokenizer("hello").input_ids, max_tokens=5)
+    many = tiny_model.generate(["hello", "x"], max_tokens=5)
+    assert one.token_ids == ids.token_ids == many[0].token_ids and len(many) == 2
+
+
+def test_a_result_says_what_it_promises(tiny_model):
+    r = tiny_model.generate("hello", method="lookup", max_tokens=5)
+    assert (r.method, r.guarantee, r.reference) == ("lookup", "exact", f"ar on {tiny_model.name}")
+    assert r.as_dict().keys() >= {"text", "token_ids", "finish_reason", "method", "model", "guarantee", "reference", "stats"}
+
+
+def test_exactly_max_tokens_come(tiny_model):
+    for method, draft in (("ar", None), ("lookup", None), ("speculative", model("llama", seed=1))):
+        for n in (1, 2, 7):
+            r = tiny_model.generate([5, 5, 5], method=method, draft=draft, max_tokens=n, ignore_eos=True)
+            assert len(r.token_ids) == n and r.finish_reason == "length"
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(tiny_model):
+    how = dict(max_tokens=20, temperature=1.0)
+    a, b, c = (tiny_model.generate("hi", seed=s, **how).token_ids for s in (1, 1, 2))
+    assert a == b != c
+
+
+def test_n_samples_differ_and_repeat(tiny_model):
+    how = dict(max_tokens=10, temperature=1.0, n=3, seed=4)
+    a, b = tiny_model.generate("hi", **how), tiny_model.generate("hi", **how)
+    assert len(a) == 3 and len({str(r.token_ids) for r in a}) == 3
+    assert [r.token_ids for r in a] == [r.token_ids for r in b]
+    assert len(tiny_model.generate(["hi", "ho"], **how)) == 6
+
+
+def test_a_stop_token_ends_the_text_and_belongs_to_it(tiny_model):
+    whole = tiny_model.generate(PROMPTS[0], max_tokens=20, ignore_eos=True).token_ids
+    for method in ("ar", "lookup"):
+        r = tiny_model.generate(PROMPTS[0], method=method, max_tokens=20, ignore_eos=True, stop_token_ids=[whole[6]])
+        assert r.token_ids == whole[: whole.index(whole[6]) + 1]
+        assert (r.finish_reason, r.stopped_by) == ("stop", whole[6])
+
+
+@pytest.mark.parametrize("method", ["ar", "lookup", "speculative"])
+def test_a_stop_string_ends_the_text_before_it(method):
+    # Only letters may come, so that every token is one readable character.
+    m, letters = model(), list(range(65, 91))
+    how = dict(max_tokens=30, allowed_tokens=letters, temperature=1.0, seed=3, method=method)
+    how["draft"] = model() if method == "speculative" else None
+    whole = m.generate("ABCABC", **how)
+    cut = m.generate("ABCABC", stop=[whole.text[8:10]], **how)
+    at = whole.text.index(whole.text[8:10])
+    assert cut.text == whole.text[:at] and cut.token_ids == whole.token_ids[: at + 2]
+    assert (cut.finish_reason, cut.stopped_by) == ("stop", whole.text[8:10])
+
+
+def test_min_tokens_keeps_the_end_away(tiny_model):
+    how = dict(max_tokens=30, logit_bias={tiny.VOCAB - 1: 50.0})
+    assert len(tiny_model.generate("hi", **how).token_ids) == 1
+    r = tiny_model.generate("hi", min_tokens=7, **how)
+    assert len(r.token_ids) == 8 and r.token_ids[-1] == tiny.VOCAB - 1
+
+
+def test_ignore_eos_goes_on_past_the_end(tiny_model):
+    r = tiny_model.generate("hi", max_tokens=5, logit_bias={tiny.VOCAB - 1: 50.0}, ignore_eos=True)
+    assert r.token_ids == [tiny.VOCAB - 1] * 5
+
+
+@pytest.mark.parametrize("method", ["ar", "lookup", "speculative"])
+def test_logprobs_are_the_models_own_and_the_sampled_laws(method):
+    m = model()
+    how = dict(max_tokens=12, temperature=0.7, top_k=20, seed=1, logprobs=3, ignore_eos=True, method=method)
+    r = m.generate(PROMPTS[0], draft=model("llama", seed=1) if method == "speculative" else None, **how)
+    with torch.inference_mode():
+        logits = network("llama")(torch.tensor([[*PROMPTS[0], *r.token_ids]])).logits[0, len(PROMPTS[0]) - 1 : -1].double()
+    raw, warm = logits.log_softmax(-1), logits / 0.7
+    kept = warm.masked_fill(warm < warm.topk(20).values[:, -1:], -math.inf).log_softmax(-1)
+    assert len(r.logprobs) == 12
+    for i, entry in enumerate(r.logprobs):
+        assert entry["token"] == r.token_ids[i]
+        assert entry["logprob"] == pytest.approx(float(raw[i, entry["token"]]), abs=1e-4)
+        assert entry["sampled_logprob"] == pytest.approx(float(kept[i, entry["token"]]), abs=1e-4)
+        assert [t["token"] for t in entry["top"]] == raw[i].topk(3).indices.tolist()
+
+
+def test_logprobs_cost_nothing_in_what_is_generated(tiny_model):
+    how = dict(max_tokens=10, temperature=1.0, method="lookup", seed=2)
+    assert tiny_model.generate("abab", **how).token_ids == tiny_model.generate("abab", logprobs=0, **how).token_ids
+
+
+def test_the_trace_is_the_output(tiny_model):
+    r = tiny_model.generate(PROMPTS[3], method="lookup", k=3, max_tokens=15, ignore_eos=True)
+    committed = sorted((p, t) for e in r.trace for p, t in zip(e.positions, e.tokens))
+    assert [t for _, t in committed] == r.token_ids
+    assert [p for p, _ in committed] == list(range(len(PROMPTS[3]), len(PROMPTS[3]) + 15))
+    assert all(e.drafted[len(e.tokens) :] == e.rejected for e in r.trace if e.drafted)
+    assert {e.reason for e in r.trace} <= {"accepted", "resampled", "bonus"}
+    assert max(e.forward for e in r.trace) == r.stats.forwards
+
+
+def test_streaming_yields_the_text_in_pieces(tiny_model):
+    letters = list(range(65, 91))
+    how = dict(max_tokens=20, allowed_tokens=letters, temperature=1.0, method="lookup")
+    pieces = list(tiny_model.stream("ABAB", **how))
+    assert "".join(pieces) == tiny_model.generate("ABAB", **how).text and len(pieces) > 3
+
+
+def test_streams_of_a_batch_come_with_their_index(tiny_model):
+    how = dict(max_tokens=12, allowed_tokens=list(range(65, 91)), temperature=1.0)
+    texts = ["", ""]
+    for index, piece in tiny_model.stream(["AB", "XY"], **how):
+        texts[index] += piece
+    assert texts == [r.text for r in tiny_model.generate(["AB", "XY"], **how)]
+
+
+def test_streams_show_nothing_that_a_stop_string_takes_back():
+    m = model()
+    how = dict(max_tokens=30, allowed_tokens=[65, 66], temperature=1.0, seed=9, stop="AAB")
+    pieces = list(m.stream("AB", **how))
+    assert "".join(pieces) == m.generate("AB", **how).text
+
+
+def test_closing_a_stream_frees_its_lane():
+    m = fresh(lanes=1)
+    stream = m.stream("ABAB", max_tokens=100, allowed_tokens=[65, 66])
+    next(stream)
+    stream.close()
+    assert m.engine.free == [0] and not m.engine.busy
+
+
+def test_text_never_ends_in_half_a_character(tiny_model):
+    # The three bytes of one character, the last of them cut off by max_tokens.
+    euro = tiny_model.tokenizer("€").input_ids
+    for n, text in ((2, ""), (3, "€")):
+        assert fresh_script(euro)(n).text == text
+
+
+def fresh_script(tokens):
+    """Generate exactly these tokens by forbidding all others step by step."""
+    m = fresh()
+
+    def run(n):
+        seen = []
+
+        def forced(batch, slots):
+            logits = torch.full((len(batch.reads_R), m.vocab), -100.0)
+            logits[:, tokens[len(seen) % len(tokens)]] = 0
+            seen.append(1)
+            return logits
+
+        m.backbone.forward = forced
+        return m.generate("x", max_tokens=n)
+
+    return run
+
+
+def test_chat_messages_go_through_the_template():
+    m = fresh()
+    m.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    chat = [{"role": "user", "content": "hi"}]
+    r = m.generate(messages=chat, max_tokens=4)
+    assert r.prompt_ids == m.tokenizer("<user>hi<assistant>").input_ids
+    assert len(m.generate(messages=[chat, chat], max_tokens=2)) == 2
+
+
+class TestBadInput:
+    def refused(self, error, words, call):
+        with pytest.raises(error) as caught:
+            call()
+        for word in words:
+            assert word in str(caught.value), caught.value
+
+    def test_an_unknown_method_names_the_known_ones(self, tiny_model):
+        self.refused(BadOption, ["'lokup'", "'lookup'"], lambda: tiny_model.generate("x", method="lokup"))
+
+    def test_an_unknown_option_names_the_closest(self, tiny_model):
+        self.refused(BadOption, ["'temprature'", "'temperature'"], lambda: tiny_model.generate("x", temprature=1))
+
+    def test_another_methods_option_is_unknown(self, tiny_model):
+        self.refused(BadOption, ["'k'", "'ar'"], lambda: tiny_model.generate("x", k=3))
+
+    def test_a_draft_for_a_method_that_does_not_draft(self, tiny_model):
+        self.refused(BadOption, ["draft=", "'ar'"], lambda: tiny_model.generate("x", draft="tiny"))
+
+    def test_speculation_without_a_draft(self, tiny_model):
+        self.refused(BadOption, ["needs draft=", "'lookup'"], lambda: tiny_model.generate("x", method="speculative"))
+
+    def test_a_draft_with_another_tokenizer_names_both(self, tiny_model):
+        other = fresh(seed=3)
+        other.name, other.vocab = "other", 100
+        self.refused(
+            TokenizerMismatch, ["'other'", tiny_model.name], lambda: tiny_model.generate("x", method="speculative", draft=other)
+        )
+        renamed = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="renamed", lanes=1)
+        renamed.tokenizer.add_tokens(["<extra>"])
+        self.refused(TokenizerMismatch, ["'renamed'"], lambda: tiny_model.generate("x", method="speculative", draft=renamed))
+
+    def test_a_prompt_longer_than_the_context(self, tiny_model):
+        self.refused(BadOption, ["200 tokens", "160"], lambda: tiny_model.generate([1] * 200))
+
+    def test_more_tokens_than_the_context_holds(self, tiny_model):
+        self.refused(BadOption, ["max_tokens=100", "max_tokens=60"], lambda: tiny_model.generate([1] * 100, max_tokens=100))
+
+    def test_an_empty_prompt(self, tiny_model):
+        for empty in ("", []):
+            self.refused(BadOption, ["empty" if empty == "" else "prompt"], lambda empty=empty: tiny_model.generate(empty))
+
+    def test_a_token_id_that_does_not_exist(self, tiny_model):
+        self.refused(BadOption, ["9999", "256"], lambda: tiny_model.generate([1, 9999]))
+        self.refused(BadOption, ["stop_token_ids", "9999"], lambda: tiny_model.generate("x", stop_token_ids=[9999]))
+
+    def test_prompt_and_messages_together(self, tiny_model):
+        self.refused(
+            BadOption, ["prompt", "messages"], lambda: tiny_model.generate("x", messages=[{"role": "user", "content": "y"}])
+        )
+
+    def test_messages_without_a_template(self, tiny_model):
+        self.refused(BadOption, ["chat template"], lambda: tiny_model.generate(messages=[{"role": "user", "content": "y"}]))
+
+    def test_text_without_a_tokenizer(self):
+        bare = forerun.from_network(tiny.build("llama"), None, lanes=1)
+        self.refused(BadOption, ["no tokenizer"], lambda: bare.generate("x"))
+        assert len(bare.generate([1, 2], max_tokens=3, ignore_eos=True).token_ids) == 3
+
+    def test_lanes_that_do_not_fit_say_how_many_would(self):
+        self.refused(NoRoom, ["lanes=10000000", "would fit"], lambda: fresh(lanes=10_000_000))
+
+    def test_a_bad_device_dtype_or_number_of_lanes(self):
+        self.refused(BadOption, ["device='gpu9'"], lambda: forerun.load("tiny", device="gpu9"))
+        self.refused(BadOption, ["'float31'", "float32"], lambda: forerun.load("tiny", dtype="float31"))
+        self.refused(BadOption, ["lanes=0"], lambda: forerun.load("tiny", lanes=0))
+        self.refused(BadOption, ["max_context=99999", "512"], lambda: forerun.load("tiny", max_context=99999))
+        if not torch.cuda.is_available():
+            self.refused(BadOption, ["cuda", "cpu"], lambda: forerun.load("tiny", device="cuda"))
+
+    def test_a_method_that_the_family_cannot_run(self, tiny_model):
+        from forerun.core import Marginal
+        from forerun.registry import method
+
+        @method("paint", guarantee="approximate", reference="paint")
+        async def paint(seq, target: Marginal):
+            """Fill blanks."""
+
+        with pytest.raises(NotAble, match=r"'paint'.*marginals.*'ar'"):
+            paint.check(tiny_model.family, tiny_model.name)
+
+    def test_in_a_batch_one_bad_request_fails_alone(self, tiny_model):
+        good, empty, long, also_good = tiny_model.generate(["hi", "", [1] * 500, "ho"], max_tokens=4, ignore_eos=True)
+        assert (empty.finish_reason, long.finish_reason) == ("error", "error")
+        assert "empty" in str(empty.error) and "500" in str(long.error)
+        assert len(good.token_ids) == len(also_good.token_ids) == 4
+        assert "error" in empty.as_dict() and "error" not in good.as_dict()
+
+
+def test_a_shorter_draft_context_bounds_the_request():
+    small = forerun.from_network(tiny.build("llama", 1), tiny.tokenizer(), name="small", lanes=1, max_context=32)
+    m = fresh()
+    with pytest.raises(BadOption, match="'small'"):
+        m.generate([1] * 20, method="speculative", draft=small, max_tokens=20)
+    assert len(m.generate([1] * 20, method="speculative", draft=small, max_tokens=12, ignore_eos=True).token_ids) == 12

@@ -1,0 +1,83 @@
+"""Certification by testing: right methods pass, each planted fault is caught, and the error rate is what it says."""
+
+import pytest
+import torch
+
+import forerun.accept
+import forerun.methods.speculative as speculative_file
+from forerun.errors import BadOption
+from forerun.evaluate.certify import Bets, certify, faults
+from tests.conftest import fresh, model
+
+
+def check(**how):
+    return certify(fresh(), "speculative", draft=model("llama", seed=1), **how)
+
+
+def test_a_right_method_holds_with_the_power_that_was_asked_for():
+    verdict = check(alpha=0.01, beta=0.05)
+    assert verdict.verdict == "holds" and min(verdict.power.values()) >= 0.95 and verdict.evidence < 100
+
+
+def test_it_holds_under_sampling_parameters_too():
+    assert check(temperature=0.7, top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.2).verdict == "holds"
+
+
+def test_a_missing_residual_is_refuted(monkeypatch):
+    monkeypatch.setattr(forerun.accept, "residual", lambda p, q: p)
+    verdict = check()
+    assert verdict.verdict == "fails" and verdict.evidence >= 100
+
+
+def test_drafts_accepted_unseen_are_refuted(monkeypatch):
+    def wrong(x, q, p, sample):
+        n = (x >= 0).sum(-1)
+        return n, sample(p[torch.arange(len(n)), n])
+
+    monkeypatch.setattr(speculative_file, "rejection", wrong)
+    assert check().verdict == "fails"
+
+
+def test_lookup_that_takes_its_copies_unseen_is_refuted(monkeypatch):
+    def wrong(x, q, p, sample):
+        n = (x >= 0).sum(-1)
+        return n, sample(p[torch.arange(len(n)), n])
+
+    monkeypatch.setattr(speculative_file, "rejection", wrong)
+    assert certify(fresh(), "lookup").verdict == "fails"
+
+
+def test_too_few_sequences_leave_it_undecided():
+    verdict = check(max_sequences=1, max_tokens=2)
+    assert verdict.verdict == "undecided" and min(verdict.power.values()) < 0.95
+
+
+def test_at_temperature_zero_tokens_are_compared(monkeypatch):
+    assert check(temperature=0.0).verdict == "holds"
+    monkeypatch.setattr(speculative_file, "rejection", lambda x, q, p, sample: ((x >= 0).sum(-1), sample(p[:, -1])))
+    verdict = check(temperature=0.0)
+    assert verdict.verdict == "fails" and not verdict.differences[0]["explained"]
+
+
+def test_the_error_rate_is_kept():
+    """Runs that do have the law p are refuted no more often than alpha says."""
+    p, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    generator, refuted = torch.Generator().manual_seed(0), 0
+    for seed in range(150):
+        bets = Bets(alpha=0.1, seed=seed)
+        bets._shadow = lambda *_: None
+        for token in torch.multinomial(p, 200, replacement=True, generator=generator).tolist():
+            bets.see(token, p, q)
+        refuted += bets.best >= bets.limit
+    assert refuted <= 0.1 * 150 + 3 * (150 * 0.1 * 0.9) ** 0.5
+
+
+def test_every_fault_is_a_law():
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.0, 0.9, 0.1])
+    for law in faults(p, q).values():
+        assert law.sum() == pytest.approx(1, abs=1e-6) and (law >= 0).all()
+
+
+def test_error_rates_must_be_probabilities():
+    with pytest.raises(BadOption, match="alpha"):
+        check(alpha=0)
