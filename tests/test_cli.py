@@ -78,7 +78,7 @@ def test_a_trace_is_written_and_shown(tmp_path):
 def test_methods_and_models_and_doctor_speak_json():
     names = {row["method"] for row in json.loads(run("methods", "--json").stdout)}
     assert names >= {"ar", "speculative", "lookup"}
-    assert json.loads(run("methods", "lookup", "--json").stdout)[0]["options"].keys() == {"k", "ngram"}
+    assert json.loads(run("methods", "lookup", "--json").stdout)[0]["options"].keys() == {"k", "ngram", "adapt"}
     assert any(row["model"] == "smollm" for row in json.loads(run("models", "--json").stdout))
     report = json.loads(run("doctor", "--json", "--model", "tiny").stdout)
     assert report["versions"]["torch"] and report["model"]["lanes that fit"] > 0

@@ -56,7 +56,10 @@ def _grouped(q_BTHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None
     """Scaled dot-product attention with H/G query heads per key head folded into the row axis: [B, T, H * D]."""
     b, t, h, d = q_BTHD.shape
     g = k_BSGD.shape[2]
-    q = q_BTHD.view(b, t, g, h // g, d).permute(0, 2, 3, 1, 4).reshape(b, g, h // g * t, d)
+    if t == 1 and mask is None:  # one row that sees everything: its heads are the folded rows already
+        q = q_BTHD.reshape(b, g, h // g, d)
+        return F.scaled_dot_product_attention(q, k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2), scale=scale).reshape(b, 1, h * d)
+    q = q_BTHD.reshape(b, t, g, h // g, d).permute(0, 2, 3, 1, 4).reshape(b, g, h // g * t, d)
     if mask is not None and h > g:
         mask = mask.expand(b, 1, h // g, t, mask.shape[-1]).reshape(b, 1, h // g * t, -1)
     elif mask is not None:

@@ -16,17 +16,25 @@ class LookupDrafter:
 
     ngram: int = field(default=3, metadata={"help": "longest run of last tokens that is looked up"})
 
+    adapt: bool = field(default=True, metadata={"help": "draft longer while copies are accepted and shorter while they are not"})
+
     def __post_init__(self) -> None:
         if not isinstance(self.ngram, int) or self.ngram < 1:
             raise BadOption(f"ngram={self.ngram!r} must be a whole number, 1 or more.")
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
-        tokens = continuation(seq.text, self.ngram, k)
+        tokens = continuation(seq.text, self.ngram, min(k, self._worth_trying(seq)) if self.adapt else k)
         for i, token in enumerate(tokens):
             if seq.ends(token):
                 tokens = tokens[: i + 1]
                 break
         return Draft(seq.next(len(tokens)), tokens)
+
+    @staticmethod
+    def _worth_trying(seq: Canvas) -> int:
+        """Twice what was accepted last time and one more: a long copy is found in a few steps, a wrong guess costs little."""
+        last = next((len(event.tokens) for event in reversed(seq.trace) if event.drafted), 1)
+        return 2 * last + 1
 
 
 def continuation(text: np.ndarray, longest: int, k: int) -> list[int]:

@@ -56,11 +56,13 @@ class Slots:
         self.context = context
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values)]
 
     def write(self, layer: int, slot_T: Tensor, k_THD: Tensor, v_THD: Tensor) -> None:
         """Write rows to flat slots (lane * context + slot)."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slot_T, k_THD)
-        self.values[layer].flatten(0, 1).index_copy_(0, slot_T, v_THD)
+        keys, values = self._flat[layer]
+        keys.index_copy_(0, slot_T, k_THD)
+        values.index_copy_(0, slot_T, v_THD)
 
 
 def available_bytes(device: torch.device) -> int:

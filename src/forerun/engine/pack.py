@@ -63,8 +63,9 @@ class Batch:
         """Which slots each row of a segment sees, [rows, end] booleans; None where every row sees them all."""
         key = (index, window)
         if key not in self._sights:
-            mask = visible(self.segments[index], window)
-            self._sights[key] = None if mask.all() else torch.from_numpy(mask).to(self.device)
+            segment = self.segments[index]
+            everything = window is None and (segment.run()[HORIZON] >= segment.end).all()
+            self._sights[key] = None if everything else torch.from_numpy(visible(segment, window)).to(self.device)
         return self._sights[key]
 
     def padded(self, window: int | None = None) -> Padded:

@@ -1,0 +1,49 @@
+"""The same tokens on CUDA as on a CPU, batched and alone, for every architecture and method.
+
+Run by tests/test_cuda.py where there is a CUDA device, or alone, without pytest:  PYTHONPATH=src python -m tests.cuda_checks
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+
+import forerun
+from forerun.checkpoints import tiny
+
+PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
+METHODS = {"ar": {}, "lookup": {"k": 4}, "speculative": {"k": 3}}
+SAMPLINGS = {"greedy": {}, "sampled": dict(temperature=0.8, top_p=0.9, frequency_penalty=0.3, seed=5)}
+CASES = list(itertools.product(tiny.ARCHITECTURES, METHODS, SAMPLINGS, ("float32", "float64")))
+
+
+def load(arch: str, device: str, dtype: str, lanes: int = 8) -> forerun.Model:
+    return forerun.load(f"tiny:{arch}", device=device, dtype=dtype, lanes=lanes, max_context=128)
+
+
+def same_tokens_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    outputs = {}
+    for device in ("cpu", "cuda"):
+        target = load(arch, device, dtype)
+        how = {**METHODS[method], **SAMPLINGS[sampling], "method": method, "max_tokens": 24, "ignore_eos": True}
+        if method == "speculative":
+            how["draft"] = load(arch, device, dtype)
+        outputs[device] = [r.token_ids for r in target.generate(PROMPTS, **how)]
+        outputs[f"{device}, alone"] = [target.generate(prompt, **how).token_ids for prompt in PROMPTS]
+    expected = outputs["cpu"]
+    for where, tokens in outputs.items():
+        assert tokens == expected, f"{arch} {method} {sampling} {dtype}: {where} differs"
+
+
+def main() -> None:
+    began = time.perf_counter()
+    for case in CASES:
+        same_tokens_on_cuda(*case)
+    print(f"{len(CASES)} passed, 0 failed on {torch.cuda.get_device_name()} in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
