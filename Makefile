@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench readme clean
 .DELETE_ON_ERROR:
 
 demo: .venv/smollm          ## decode with every method and look at a trace
@@ -19,6 +19,10 @@ lint: .venv/dev             ## ruff and mypy
 
 bench: .venv/dev .venv/smollm  ## side by side with transformers, ratios last
 	$(BIN)/python bench/core.py
+
+readme: .venv/dev .venv/smollm ## the README's table and picture, measured anew
+	$(BIN)/python bench/core.py --json .venv/bench.json
+	$(BIN)/python bench/readme.py .venv/bench.json
 
 .venv/made:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Forerun needs Python 3.11 or newer: make PYTHON=python3.11 ..."'

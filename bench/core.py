@@ -1,6 +1,6 @@
 """Forerun beside `transformers`, on the same weights and prompts, in one run: medians, spread and ratios.
 
-    python bench/core.py [--rounds 5] [--json FILE]
+    python bench/core.py [--rounds 3] [--json FILE]
 
 Contestants take turns, so that a noisy machine is noisy for all of them. All decode greedily in float32, past end tokens, so
 that each writes the same number of tokens.
@@ -173,7 +173,7 @@ def contests(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)

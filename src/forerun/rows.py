@@ -50,8 +50,8 @@ def reusable(held: np.ndarray, plan: Plan) -> int:
     is read; and rows that see each other only whole, because a row's keys depend on everything it saw.
     """
     most = min(held.shape[1], plan.stored, plan.first_read)
-    same = (held[:, :most] == plan.rows[:, :most]).all(0)
-    kept = most if same.all() else int(same.argmin())
+    same = held[:, :most] == plan.rows[:, :most]
+    kept = most if same.all() else int(same.all(0).argmin())
     sees = np.maximum(plan.rows[HORIZON, :kept], plan.rows[HI, :kept])
     if kept == 0 or sees.max() <= kept:
         return kept
