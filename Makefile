@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test lint bench readme clean
 .DELETE_ON_ERROR:
 
-demo: .venv/smollm          ## decode with every method and look at a trace
+demo: .venv/installed       ## decode with every method and look at a trace
 	$(BIN)/python bench/demo.py
 
 test: .venv/dev             ## the whole suite, on two cores

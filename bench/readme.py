@@ -10,21 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from demo import METHODS, PROMPTS
+
 import forerun
 from forerun.cli.trace import run as show_trace
 from forerun.jobs import trace_lines
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- table: bench/readme.py writes this part -->", "<!-- end of table -->"
-PROMPT = """class Point:
-    def __init__(self, x, y):
-        self.x = x
-        self.y = y
-
-class Point3D:
-    def __init__(self, x, y, z):
-        self.x = x
-"""
 
 
 def table(report: dict) -> str:
@@ -35,8 +28,12 @@ def table(report: dict) -> str:
             lines.append(f"| **{row['what']}** | | | |")
             previous = row["what"]
         lines.append(f"| {row['who']} | {row['rate']:.1f} | {row['least']:.1f} to {row['most']:.1f} | {row['ratio']:.2f} |")
-    facts = "; ".join(f"{name}: {value}" for name, value in report["facts"].items())
+    facts = "; ".join(f"{name}: {_plain(value)}" for name, value in report["facts"].items())
     return "\n".join([*lines, "", f"`make bench` on {report['machine']}, medians of turns. {facts}."])
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{v} at {k} tokens" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
 def main() -> None:
@@ -44,8 +41,8 @@ def main() -> None:
     readme = ROOT / "README.md"
     before, rest = readme.read_text().split(START)
     readme.write_text(f"{before}{START}\n\n{table(report)}\n\n{END}{rest.split(END)[1]}")
-    model = forerun.load("smollm", max_context=512)
-    result = model.generate(PROMPT, method="lookup", max_tokens=64)
+    model = forerun.load("zoo:ar")
+    result = model.generate(PROMPTS[0], method="speculative", max_tokens=64, **METHODS["speculative"])
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as file:
         file.writelines(json.dumps(line) + "\n" for line in trace_lines(result, 0, model.decode))
     show_trace(file.name, str(ROOT / "docs" / "trace.svg"), as_json=False)

@@ -177,6 +177,127 @@ def test_chat_messages_go_through_the_template():
     assert len(m.generate(messages=[chat, chat], max_tokens=2)) == 2
 
 
+class TestNothingIsPossible:
+    """Laws without mass: the request that asks for them fails, its neighbours do not."""
+
+    def test_end_tokens_alone_cannot_fill_a_minimum_length(self, tiny_model):
+        end = tiny.VOCAB - 1
+        with pytest.raises(BadOption, match="allowed_tokens"):
+            tiny_model.generate("x", allowed_tokens=[end], min_tokens=3, max_tokens=4)
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("method", ["ar", "lookup"])
+    def test_logits_that_are_no_numbers_fail_alone(self, method, temperature):
+        m = fresh(lanes=2)
+        expected = m.generate([4, 5], max_tokens=6, ignore_eos=True, method=method, temperature=temperature).token_ids
+        original = m.backbone.forward
+
+        def poisoned(batch, slots):
+            logits = original(batch, slots)
+            bad = [s.offset <= int(r) < s.offset + s.rows and s.plan.rows[0, 0] == 9 for r in batch.reads_R for s in batch.segments]
+            mask = torch.tensor(bad).view(len(batch.reads_R), -1).any(-1)
+            return logits.masked_fill(mask[:, None], math.nan)
+
+        m.backbone.forward = poisoned
+        how = dict(max_tokens=6, ignore_eos=True, method=method, temperature=temperature)
+        bad, good = m.generate([[9, 9], [4, 5]], **how)
+        assert bad.finish_reason == "error" and "no token is possible" in str(bad.error) and bad.token_ids == []
+        assert good.token_ids == expected
+
+    def test_a_tiny_temperature_is_greedy(self, tiny_model):
+        greedy = tiny_model.generate("hello", max_tokens=5, ignore_eos=True).token_ids
+        assert tiny_model.generate("hello", max_tokens=5, ignore_eos=True, temperature=1e-40).token_ids == greedy
+
+
+def test_bias_on_a_forbidden_token_leaves_it_forbidden(tiny_model):
+    r = tiny_model.generate("x", max_tokens=5, allowed_tokens=[3], logit_bias={8: 99.0})
+    assert r.token_ids == [3] * 5
+
+
+def test_the_default_length_is_what_the_context_leaves(tiny_model):
+    assert len(tiny_model.generate([1] * 150, ignore_eos=True).token_ids) == 10
+    assert len(fresh().generate([1], ignore_eos=True, min_tokens=140).token_ids) == 140
+
+
+def test_numpy_and_torch_prompts_and_numbers_are_welcome(tiny_model):
+    import numpy as np
+
+    expected = tiny_model.generate([1, 2, 3], max_tokens=3).token_ids
+    assert tiny_model.generate(np.array([1, 2, 3]), max_tokens=np.int64(3)).token_ids == expected
+    assert tiny_model.generate(torch.tensor([1, 2, 3]), max_tokens=3, temperature=np.float32(0)).token_ids == expected
+    assert [r.token_ids for r in tiny_model.generate(torch.tensor([[1, 2, 3]]), max_tokens=3)] == [expected]
+
+
+def test_more_alternatives_than_tokens_are_all_tokens():
+    small = forerun.from_network(tiny.build("llama", vocab_size=20, eos_token_id=19), None, lanes=1)
+    assert len(small.generate([1, 2], max_tokens=1, logprobs=50).logprobs[0]["top"]) == 20
+
+
+def test_an_end_token_outside_the_vocabulary_is_no_end_token():
+    m = forerun.from_network(tiny.build("llama", eos_token_id=[256, 300]), tiny.tokenizer(), lanes=1)
+    assert m.eos == {256} and len(m.generate("x", max_tokens=4, min_tokens=2).token_ids) >= 2
+
+
+def test_acceptance_is_counted_by_hand():
+    """Prompt 5 5 5: the copy is judged against a model that always says 5, then against one that never does."""
+    m = fresh()
+    for token, rate, histogram in ((5, 1.0, {3: 1, 2: 1}), (6, 0.0, {0: 2})):
+        m.backbone.forward = lambda batch, slots, token=token: torch.nn.functional.one_hot(
+            torch.full((len(batch.reads_R),), token), m.vocab
+        ).float()
+        how = dict(method="lookup", k=3, adapt=False, ignore_eos=True)
+        s = m.generate([5, 5, 5], max_tokens=7 if token == 5 else 2, **how).stats
+        drafted = {5: 1.0, 6: 0.0}[token]
+        assert s.acceptance_rate == drafted == rate
+        if token == 5:
+            assert s.acceptance_histogram == histogram and s.acceptance_length == 3.5 and s.forwards == 2
+        else:
+            assert s.acceptance_length == 1.0 and 0 in s.acceptance_histogram
+
+
+def test_a_stop_inside_an_accepted_draft_is_no_rejection():
+    m = fresh()
+    five = m.tokenizer("5").input_ids[0]
+    m.backbone.forward = lambda batch, slots: torch.nn.functional.one_hot(torch.full((len(batch.reads_R),), five), m.vocab).float()
+    r = m.generate("555", method="lookup", k=6, adapt=False, stop="55", max_tokens=20)
+    assert r.text == "" and r.stats.acceptance_rate == 1.0 and r.token_ids == [five, five]
+
+
+def test_closing_a_stream_that_never_started_cancels_it():
+    m = fresh(lanes=1)
+    m.stream("ABAB", max_tokens=100).close()
+    assert not m.engine.busy
+    m.stream("ABAB", max_tokens=100)  # let go of at once
+    assert not m.engine.busy
+
+
+def test_an_interrupted_generate_leaves_nothing_running():
+    m = fresh(lanes=1)
+    original = m.backbone.forward
+
+    def interrupt(batch, slots):
+        raise KeyboardInterrupt
+
+    m.backbone.forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        m.generate("x", max_tokens=50)
+    m.backbone.forward = original
+    assert not m.engine.busy and m.engine.free == [0]
+
+
+def test_what_goes_wrong_while_decoding_one_prompt_is_raised():
+    m = fresh()
+
+    def broken(batch, slots):
+        raise RuntimeError("out of memory")
+
+    m.backbone.forward = broken
+    with pytest.raises(RuntimeError, match="out of memory"):
+        m.generate("x", max_tokens=3)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(m.stream("x", max_tokens=3))
+
+
 class TestBadInput:
     def refused(self, error, words, call):
         with pytest.raises(error) as caught:
@@ -222,6 +343,38 @@ class TestBadInput:
     def test_a_token_id_that_does_not_exist(self, tiny_model):
         self.refused(BadOption, ["9999", "256"], lambda: tiny_model.generate([1, 9999]))
         self.refused(BadOption, ["stop_token_ids", "9999"], lambda: tiny_model.generate("x", stop_token_ids=[9999]))
+
+    @pytest.mark.parametrize("prompt", [5, b"hello", {"a": 1}, [True, False], [1.5], None], ids=repr)
+    def test_a_prompt_of_the_wrong_kind(self, tiny_model, prompt):
+        with pytest.raises(BadOption, match="prompt"):
+            results = tiny_model.generate(prompt, max_tokens=2)
+            raise results[0].error
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"stop": 5},
+            {"stop": None},
+            {"stop_token_ids": 178},
+            {"stop_token_ids": "178"},
+            {"allowed_tokens": 5},
+            {"logprobs": "3"},
+            {"logprobs": 1.5},
+            {"logit_bias": {"a": 3}},
+            {"logit_bias": [(1, 2)]},
+            {"logit_bias": {65: 3.5e38}},
+            {"ignore_eos": "no"},
+            {"frequency_penalty": 1e39},
+            {"repetition_penalty": 1e-40},
+        ],
+        ids=repr,
+    )
+    def test_options_of_the_wrong_kind(self, tiny_model, options):
+        with pytest.raises(BadOption, match=next(iter(options))):
+            tiny_model.generate("x", **options)
+
+    def test_a_draft_that_is_nowhere_is_blamed_on_the_draft(self, tiny_model):
+        self.refused(forerun.ForerunError, ["draft='nope'"], lambda: tiny_model.generate("x", method="speculative", draft="nope"))
 
     def test_prompt_and_messages_together(self, tiny_model):
         self.refused(

@@ -1,5 +1,7 @@
 """Certification by testing: right methods pass, each planted fault is caught, and the error rate is what it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,6 +59,42 @@ def test_at_temperature_zero_tokens_are_compared(monkeypatch):
     monkeypatch.setattr(speculative_file, "rejection", lambda x, q, p, sample: ((x >= 0).sum(-1), sample(p[:, -1])))
     verdict = check(temperature=0.0)
     assert verdict.verdict == "fails" and not verdict.differences[0]["explained"]
+
+
+def test_tokens_that_the_reference_cannot_write_refute(monkeypatch):
+    """Generation that ignores top_k is refuted, though no bettor staked on it."""
+    import forerun.sampling
+
+    m, original = fresh(), forerun.sampling.warped
+    calls = {"top_k": True}
+    monkeypatch.setattr(
+        forerun.sampling, "warped", lambda logits, s: original(logits, s if calls["top_k"] else [replace(x, top_k=0) for x in s])
+    )
+    honest = m.submit
+
+    def cheating(*args, **kwargs):
+        jobs = honest(*args, **kwargs)
+        run = m.engine.run
+
+        def without_top_k():
+            calls["top_k"] = False
+            run()
+            calls["top_k"] = True
+
+        m.engine.run = without_top_k
+        return jobs
+
+    m.submit = cheating
+    verdict = certify(m, "ar", top_k=5)
+    assert verdict.verdict == "fails" and verdict.impossible > 2
+
+
+def test_sequences_of_one_test_never_share_their_noise(monkeypatch):
+    m, seeds = fresh(), []
+    honest = m.submit
+    m.submit = lambda *args, **kwargs: seeds.append(kwargs["seed"]) or honest(*args, **kwargs)
+    certify(m, "ar", max_sequences=20, max_tokens=4)
+    assert len(seeds) == len(set(seeds)) >= 20
 
 
 def test_the_error_rate_is_kept():

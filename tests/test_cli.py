@@ -1,11 +1,9 @@
 """The command line as a user meets it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +62,28 @@ def test_prompts_come_from_files_and_standard_input(tmp_path):
     assert run("generate", "-", "-m", "tiny", "--max-tokens", 2, "--json", input="four").exit_code == 0
 
 
+def test_a_prompt_file_may_hold_token_ids_and_odd_line_ends(tmp_path):
+    (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": [1, 2]}\n\n{"prompt": "a\u2028b"}\r\n', encoding="utf-8")
+    lines = run("generate", "--prompts", tmp_path / "p.jsonl", "-m", "tiny", "--max-tokens", 2, "--json").stdout.splitlines()
+    assert [json.loads(line)["stats"]["prompt_tokens"] for line in lines] == [2, 5]
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n\n{"messages": "hello"}\n')
+    assert "p.jsonl:4" in str(run("generate", "--prompts", tmp_path / "p.jsonl", "-m", "tiny").exception)
+
+
+def test_a_trace_of_several_requests_counts_all_forwards(tmp_path):
+    file = tmp_path / "t.jsonl"
+    run("generate", "A", "B", "-m", "tiny", "--max-tokens", 6, "--trace", file, "--ignore-eos", "--json")
+    assert json.loads(run("trace", file, "--json").stdout) == {
+        "tokens": 12,
+        "forwards": 12,
+        "reasons": {"sampled": 12},
+        "rejected": 0,
+    }
+
+
 def test_a_trace_is_written_and_shown(tmp_path):
     file, svg = tmp_path / "t.jsonl", tmp_path / "t.svg"
     run("generate", "ABABAB", "-m", "tiny", "--method", "lookup", "--max-tokens", 12, "--trace", file, "--ignore-eos")
@@ -82,6 +102,28 @@ def test_methods_and_models_and_doctor_speak_json():
     assert any(row["model"] == "smollm" for row in json.loads(run("models", "--json").stdout))
     report = json.loads(run("doctor", "--json", "--model", "tiny").stdout)
     assert report["versions"]["torch"] and report["model"]["lanes that fit"] > 0
+
+
+def test_the_zoo_is_listed_and_its_cards_are_shown():
+    assert {row["model"] for row in json.loads(run("zoo", "show", "--json").stdout)} >= {"zoo:ar", "zoo:drafter"}
+    assert "Held-out loss" in run("zoo", "show", "ar").stdout
+
+
+def test_a_model_of_the_zoo_can_be_trained_again(tmp_path, monkeypatch):
+    from forerun import zoo
+
+    shape = dict(model_type="llama", vocab_size=4096, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    shape |= dict(num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32)
+    recipe = json.dumps(dict(objective="ar", steps=2, batch=4, context=16, validate_every=1, model=shape))
+    (tmp_path / "mini.yaml").write_text(recipe)
+    monkeypatch.setattr(zoo, "recipe", lambda name: tmp_path / "mini.yaml")
+    code = tmp_path / "code"
+    code.mkdir()
+    for i in range(150):
+        (code / f"{i}.py").write_text(f"value_{i} = {i}\nprint(value_{i} + {i})\n" * 3)
+    result = run("zoo", "train", "mini", "--data", code, "--out", tmp_path / "run" / "mini")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "mini" / "mini.safetensors").exists() and (tmp_path / "run" / "mini" / "curve.csv").exists()
 
 
 @pytest.mark.parametrize("command", ["methods", "models", "doctor"])
@@ -121,6 +163,12 @@ def test_certify_tests_on_a_model_and_prints_its_power():
         (["certify", "--method", "ar", "--model", "tiny", "--alpha", "2"], "alpha"),
         (["trace", "/no/file"], "does not exist"),
         (["methods", "nope"], "unknown"),
+        (["certify", "--method", "lookup", "--k", "3"], "only with --model"),
+        (["certify", "--method", "ar", "--model", "tiny", "--max-sequences", "0"], "max_sequences"),
+        (["generate", "x", "--model", "tiny", "--method", "lookup", "--k"], "k=True"),
+        (["generate", "x", "--model", "tiny", "--method", "lookup", "--adapt", "maybe"], "adapt"),
+        (["generate", "x", "--model", "tiny", "--trace", "/no/such/folder/t"], "/no/such/folder/t"),
+        (["generate", "x", "--model", "tiny", "--device", "mps"], "mps"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(words, said, monkeypatch, capsys):
@@ -149,19 +197,19 @@ def test_ctrl_c_prints_what_was_decoded_so_far():
     words = ["generate", "x", "--model", "tiny", "--max-tokens", "500", "--ignore-eos", "--json"]
     slow = "\n".join(
         [
-            "import time, forerun.backbones.lean as b",
+            "import sys, time, forerun.backbones.lean as b",
             "forward = b.LeanBackbone.forward",
-            "b.LeanBackbone.forward = lambda *a: (time.sleep(0.05), forward(*a))[1]",
+            "b.LeanBackbone.forward = lambda *a: (print('forward', file=sys.stderr, flush=True), time.sleep(0.05), forward(*a))[2]",
             "from forerun.cli import main",
-            "print('ready', flush=True)",
             "main()",
         ]
     )
-    process = subprocess.Popen([sys.executable, "-c", slow, *words], stdout=subprocess.PIPE, text=True, env={**os.environ})
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(6)
+    process = subprocess.Popen([sys.executable, "-c", slow, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    seen = 0
+    while seen < 5:
+        seen += "forward" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     result = json.loads(out)
     assert process.returncode == 130 and result["finish_reason"] == "cancelled" and 0 < len(result["token_ids"]) < 500
 

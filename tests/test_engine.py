@@ -215,6 +215,61 @@ def test_a_forward_that_fails_leaves_no_wrong_memory():
     assert m.generate([1, 2, 3, 4], max_tokens=6).token_ids == expected
 
 
+def test_a_method_that_awaits_something_else_fails_alone():
+    import asyncio
+
+    from forerun.registry import Method
+
+    async def lost(seq, target):
+        await asyncio.sleep(0)
+
+    m = fresh(lanes=2)
+    bad, good = m.submit([1, 2], max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
+    bad.jobs[0].ticket.start = lambda: lost(None, None)
+    m.engine.run()
+    assert "may await" in str(bad.results()[0].error) and len(good.results()[0].token_ids) == 5
+    assert Method("lost", lost, "exact", "ar").summary == ""
+
+
+def test_a_method_that_cannot_start_fails_alone():
+    m = fresh(lanes=1)
+    bad, good = m.submit([1, 2], max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
+    bad.jobs[0].ticket.start = lambda: 1 / 0
+    m.engine.run()
+    assert isinstance(bad.results()[0].error, ZeroDivisionError) and len(good.results()[0].token_ids) == 5
+
+
+def test_a_plan_longer_than_a_lane_never_reaches_the_next_one():
+    async def greedy_for_slots(seq, target):
+        await target.conditionals(seq, [1] * 100, [2] * 100)
+
+    m = fresh(lanes=2)
+    bad = m.submit([1, 2], max_tokens=5)
+    seq, host = bad.jobs[0].seq, m.host
+    from forerun.engine.serve import Questions
+
+    bad.jobs[0].ticket.start = lambda: greedy_for_slots(seq, Questions(m.family, host))
+    m.engine.run()
+    assert "202 rows" in str(bad.results()[0].error)
+
+
+def test_a_text_goes_to_the_lane_that_holds_most_of_it():
+    m = fresh(lanes=3)
+    m.generate([list(range(30)), list(range(50, 80)), list(range(100, 130))], max_tokens=2, ignore_eos=True)
+    rows = []
+    original = m.backbone.forward
+    m.backbone.forward = lambda batch, slots: rows.append(len(batch.tokens_T)) or original(batch, slots)
+    m.generate([*range(50, 80), 7], max_tokens=1)
+    assert rows == [2] or rows == [1]
+
+
+def test_a_finished_request_keeps_no_laws():
+    m = fresh(lanes=1)
+    jobs = m.submit([1, 2], max_tokens=3, logprobs=2)
+    m.engine.run()
+    assert jobs.jobs[0].seq.laws == {} and len(jobs.results()[0].logprobs) >= 1
+
+
 def test_an_idle_engine_does_nothing():
     engine = Engine(2)
     engine.step()

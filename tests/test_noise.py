@@ -31,6 +31,23 @@ def test_pick_never_takes_a_token_of_probability_zero():
         assert int(pick(law, torch.tensor([u], dtype=torch.float64))) in (1, 3)
 
 
+def test_a_quantile_on_a_boundary_belongs_to_the_next_outcome():
+    law = torch.tensor([[0.5, 0.5]])
+    assert int(pick(law, torch.tensor([0.5], dtype=torch.float64))) == 1
+
+
+def test_a_law_without_mass_has_no_outcome():
+    for law in ([[0.0, 0.0]], [[float("nan"), 0.5]]):
+        assert int(pick(torch.tensor(law), torch.tensor([0.3], dtype=torch.float64))) == -1
+
+
+def test_noise_is_never_zero(monkeypatch):
+    import forerun.noise
+
+    monkeypatch.setattr(forerun.noise, "mix", lambda *numbers: 0)
+    assert forerun.noise.uniform(0, 0, 0) > 0
+
+
 def test_pick_follows_the_law():
     law = torch.tensor([[0.1, 0.2, 0.7]]).expand(20000, 3)
     sample = Noise([(mix(1, i), 0) for i in range(20000)])

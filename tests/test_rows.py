@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from forerun.engine.pack import Segment, visible
 from forerun.families.causal import Causal
-from forerun.rows import HORIZON, POSITION, Plan, causal_rows, reusable
+from forerun.rows import HI, HORIZON, POSITION, Plan, causal_rows, reusable
 
 
 def plan(tokens, read=None, stored=None):
@@ -52,6 +52,13 @@ def test_a_block_is_kept_only_whole():
     old = block_rows([1, 2, 3, 4, 5, 6], 3)
     new = block_rows([1, 2, 3, 4, 9, 6], 3)
     assert reusable(old, Plan(new, [np.array([5])], 6)) == 3
+
+
+def test_rows_that_see_ahead_through_their_second_range_are_kept_only_whole():
+    rows = held([1, 2, 3, 4])
+    rows[HI, 0] = 3  # row 0 sees slots [0, 3) as well
+    assert reusable(rows, Plan(rows, [np.array([2])], 4)) == 0
+    assert reusable(rows, Plan(rows, [np.array([3])], 4)) == 3
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 4))

@@ -64,6 +64,34 @@ def test_top_p_keeps_the_token_that_crosses():
     assert torch.allclose(law[0, :3], torch.tensor([0.625, 0.375, 0.0]))
 
 
+def test_top_p_stops_where_its_mass_is_reached_exactly():
+    law = ours(torch.tensor([[0.5, 0.25, 0.25] + [0.0] * (VOCAB - 3)]).log(), temperature=1.0, top_p=0.5)
+    assert law[0, :3].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_min_p_of_one_keeps_the_likeliest(logits):
+    assert ours(logits, temperature=1.0, min_p=1.0)[0, logits.argmax()] == 1
+
+
+def test_a_row_that_keeps_all_is_untouched_by_a_neighbours_top_p():
+    tail = torch.linspace(0, -60, VOCAB)[None]  # probabilities down to 1e-26
+    histories = [History(Sampling(temperature=1.0, top_p=p), np.array([1]), VOCAB, frozenset()) for p in (1.0, 0.3)]
+    both = laws(tail.expand(2, VOCAB), [Chain(h, [], 1) for h in histories])
+    assert torch.equal(both[0], laws(tail, [Chain(histories[0], [], 1)])[0]) and (both[0] > 0).all()
+
+
+def test_repetition_penalty_counts_a_token_that_occurred_once_in_the_output(logits):
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 2, 9]]), logits.clone())
+    assert torch.allclose(ours(logits, output=[9], temperature=1.0, repetition_penalty=1.7), expected.softmax(-1), atol=1e-6)
+
+
+def test_float64_penalties_are_float64(logits):
+    law = ours(logits.double(), output=[4], temperature=1.0, presence_penalty=0.1)
+    expected = logits.double().clone()
+    expected[0, 4] -= 0.1
+    assert torch.allclose(law, expected.softmax(-1), atol=1e-15)
+
+
 def test_presence_and_frequency_count_the_output_only(logits):
     law = ours(logits, output=[4, 4, 7], temperature=1.0, presence_penalty=0.5, frequency_penalty=0.25)
     expected = logits.clone()

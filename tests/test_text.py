@@ -43,6 +43,27 @@ def test_bytes_that_are_no_character_do_not_hold_the_text_up():
     assert writer.text.endswith("end")
 
 
+def test_a_stray_byte_does_not_swallow_the_character_after_it():
+    stray = TOKENIZER("é").input_ids[:1]
+    for text in ("🎉ok", "日本", "é"):
+        writer = Writer(decode)
+        for token in [*stray, *TOKENIZER(text).input_ids]:
+            writer.push(token)
+        writer.finish()
+        assert writer.text == "\ufffd" + text
+
+
+def test_random_bytes_come_out_as_the_decoder_writes_them():
+    rng = random.Random(1)
+    for _ in range(200):
+        tokens = [rng.randrange(256) for _ in range(30)] + TOKENIZER("end").input_ids
+        writer = Writer(decode)
+        for token in tokens:
+            writer.push(token)
+        writer.finish()
+        assert writer.text == decode(tokens)
+
+
 def test_shown_text_is_never_taken_back():
     rng = random.Random(0)
     for _ in range(200):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import torch
 
+from forerun import zoo
 from forerun.arguments import Wish, check_for, check_same_tokens, read_prompts, read_wish, room_after
 from forerun.checkpoints import causal, tiny
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions
 from forerun.errors import BadOption, ForerunError, NoRoom, unknown
-from forerun.jobs import Job, Jobs, failed
+from forerun.jobs import Job, Jobs, Stream, failed
 from forerun.registry import family_for
 from forerun.result import Result
 
@@ -27,18 +30,22 @@ def load(
     lanes: int | None = None,
     max_context: int | None = None,
 ) -> Model:
-    """Load a model: a directory, a hub id, a .gguf file, 'smollm', or 'tiny[:ARCH[:SEED]]'.
+    """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or 'tiny[:ARCH[:SEED]]'.
 
     `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
     `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
     """
-    where = _device(device)
+    if not isinstance(model, str | os.PathLike):
+        raise BadOption(f"model={model!r} must be a name or a path.")
+    model, where = os.fspath(model), _device(device)
     kind = _dtype(dtype, where)
     for name, value in (("lanes", lanes), ("max_context", max_context)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
     if model == "tiny" or model.startswith("tiny:"):
         network, tokenizer = tiny.build(*tiny.parse(model), kind or torch.float32).to(where), tiny.tokenizer()
+    elif model.startswith("zoo:"):
+        network, tokenizer = zoo.load(model.removeprefix("zoo:"), kind or torch.float32, where)
     else:
         source = causal.find(model)
         if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
@@ -75,8 +82,10 @@ def _device(device: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         where = torch.device(device)
-    except RuntimeError:
-        raise BadOption(f"device={device!r} is no device: use 'cpu' or 'cuda'.") from None
+    except (RuntimeError, TypeError):
+        where = torch.device("meta")
+    if where.type not in ("cpu", "cuda"):
+        raise BadOption(f"device={device!r} is not supported: use 'cpu' or 'cuda'.")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BadOption(f"device={device!r}: this machine has no usable CUDA device; use 'cpu'.")
     return where
@@ -86,9 +95,10 @@ def _dtype(dtype: str | None, device: torch.device) -> torch.dtype | None:
     kinds = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
-    if dtype not in kinds:
-        raise unknown("dtype", dtype, kinds)
-    return kinds[dtype]
+    name = str(dtype).removeprefix("torch.")
+    if name not in kinds:
+        raise unknown("dtype", name, kinds)
+    return kinds[name]
 
 
 class Model:
@@ -105,12 +115,17 @@ class Model:
         sample: Any = None,
     ):
         self.name, self.family, self.backbone, self.tokenizer = name, family, backbone, tokenizer
-        self.context, self.vocab, self.eos = backbone.context, backbone.vocab, frozenset(eos)
+        self.context, self.vocab = backbone.context, backbone.vocab
+        self.eos = frozenset(token for token in eos if token < self.vocab)
         lanes = self._lanes(lanes)
         self.engine = Engine(lanes, sample) if sample else Engine(lanes)
-        self.host = self.engine.host(backbone, self.context)
         self._draft_hosts: dict[Model, Host] = {}
         self._draft_models: dict[str, Model] = {}
+
+    @cached_property
+    def host(self) -> Host:
+        """This model's slots, made when they are first needed: a model that only drafts for another never needs its own."""
+        return self.engine.host(self.backbone, self.context)
 
     def _lanes(self, lanes: int | None) -> int:
         size = self.backbone.bytes_per_lane(self.context)
@@ -134,22 +149,16 @@ class Model:
         fields of `Sampling` and the options of the method and its drafter.
         """
         jobs = self.submit(prompt, **options)
-        for _ in jobs:
-            pass
-        return jobs.results() if jobs.several else jobs.results()[0]
+        try:
+            for _ in jobs:
+                pass
+        finally:
+            jobs.cancel()
+        return jobs.results() if jobs.several else jobs.only_result()
 
-    def stream(self, prompt: Any = None, **options: Any) -> Iterator[Any]:
-        """Yield text as it is decided; for several prompts, pairs (index, text). Closing the iterator cancels the rest."""
-        jobs = self.submit(prompt, text=True, **options)
-
-        def pieces() -> Iterator[Any]:
-            try:
-                for index, piece in jobs:
-                    yield (index, piece) if jobs.several else piece
-            finally:
-                jobs.cancel()
-
-        return pieces()
+    def stream(self, prompt: Any = None, **options: Any) -> Stream:
+        """Text as it is decided, piece by piece; for several prompts, pairs (index, piece). `close` cancels the rest."""
+        return Stream(self.submit(prompt, text=True, **options))
 
     def submit(
         self,
@@ -178,7 +187,8 @@ class Model:
             if isinstance(prompt, ForerunError):
                 raise prompt
             shortest = min((m for m in (self, small) if m is not None), key=lambda m: m.context)
-            room = room_after(prompt, wish.sampling.max_tokens, shortest.context, shortest.name)
+            sampling = wish.sampling
+            room = room_after(prompt, sampling.max_tokens, sampling.min_tokens, shortest.context, shortest.name)
         except ForerunError as error:
             return failed(error, wish.method, self.name)
         drafter = None
@@ -191,13 +201,16 @@ class Model:
         """A draft model, loaded once, with lanes of its own in this model's engine."""
         if not isinstance(draft, Model):
             if draft not in self._draft_models:
-                self._draft_models[draft] = load(draft, device=str(self.backbone.device), lanes=1)
+                try:
+                    self._draft_models[draft] = load(draft, device=str(self.backbone.device), lanes=1)
+                except ForerunError as error:
+                    raise type(error)(f"draft={draft!r}: {error}") from error
             draft = self._draft_models[draft]
         if draft not in self._draft_hosts:
             check_same_tokens(self, draft)
-            size = draft.backbone.bytes_per_lane(draft.context)
-            check_room(self.engine.lanes, draft.context, size, draft.backbone.device)
-            self._draft_hosts[draft] = self.engine.host(draft.backbone, draft.context)
+            context = min(self.context, draft.context)
+            check_room(self.engine.lanes, context, draft.backbone.bytes_per_lane(context), draft.backbone.device)
+            self._draft_hosts[draft] = self.engine.host(draft.backbone, context)
         return draft
 
     def decode(self, tokens: Sequence[int]) -> str:

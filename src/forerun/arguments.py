@@ -73,6 +73,12 @@ def check_for(model: Model, wish: Wish) -> None:
     """What can be said about a wish only when the model is there."""
     wish.method.check(model.family, model.name)
     wish.sampling.check_tokens(model.vocab)
+    ends = model.eos | set(wish.sampling.stop_token_ids)
+    if wish.sampling.min_tokens and wish.sampling.allowed_tokens is not None and ends >= set(wish.sampling.allowed_tokens):
+        raise BadOption(
+            f"allowed_tokens={list(wish.sampling.allowed_tokens)!r} are all end tokens, which min_tokens="
+            f"{wish.sampling.min_tokens} forbids: allow another token."
+        )
     if wish.sampling.stop and model.tokenizer is None:
         raise BadOption(f"stop={wish.sampling.stop!r} needs a tokenizer, and '{model.name}' has none: use stop_token_ids.")
 
@@ -93,36 +99,41 @@ def read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[in
     if (prompt is None) == (messages is None):
         raise BadOption("give either a prompt or messages=, not both and not neither.")
     if messages is not None:
-        several = bool(messages) and not isinstance(messages[0], Mapping)
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise BadOption(f"messages={messages!r} must be a list of {{'role': ..., 'content': ...}}, or a list of such lists.")
+        several = not isinstance(messages[0], Mapping)
         given: list[Any] = [_chat_text(model, m) for m in (messages if several else [messages])]
     else:
-        several = not isinstance(prompt, str) and not _is_ids(prompt)
+        prompt = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # NumPy's arrays and torch's tensors
+        several = isinstance(prompt, list | tuple) and not _is_ids(prompt)
         given = list(prompt) if several else [prompt]
     if not given:
         raise BadOption("prompt=[] has no prompts in it.")
     return [_token_ids(model, p, special=messages is None) for p in given], several
 
 
-def _chat_text(model: Model, messages: Any) -> str:
+def _chat_text(model: Model, messages: Any) -> str | ForerunError:
     if model.tokenizer is None or not getattr(model.tokenizer, "chat_template", None):
         raise BadOption(f"'{model.name}' has no chat template: give a plain prompt instead of messages.")
     try:
         return model.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     except Exception as error:
-        raise BadOption(f"messages={messages!r} do not fit the chat template of '{model.name}': {error}") from error
+        return BadOption(f"messages={messages!r} do not fit the chat template of '{model.name}': {error}")
 
 
 def _is_ids(prompt: Any) -> bool:
-    is_list = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, str) and len(prompt) > 0
-    return is_list and all(isinstance(token, int | np.integer) for token in prompt)
+    is_list = isinstance(prompt, list | tuple) and len(prompt) > 0
+    return is_list and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt)
 
 
 def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunError:
+    if isinstance(prompt, ForerunError):
+        return prompt
     if isinstance(prompt, str) and model.tokenizer is None:
         return BadOption(f"'{model.name}' has no tokenizer: give the prompt as a list of token ids.")
     if isinstance(prompt, str):
         ids = model.tokenizer(prompt, add_special_tokens=special).input_ids if prompt else []  # type: ignore[misc]
-    elif _is_ids(prompt) or (isinstance(prompt, Sequence) and not prompt):
+    elif _is_ids(prompt) or prompt in ([], ()):
         ids = [int(token) for token in prompt]
     else:
         return BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
@@ -134,16 +145,20 @@ def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunE
     return ids
 
 
-def room_after(prompt: Sequence[int], max_tokens: int | None, context: int, name: str) -> int:
+def room_after(prompt: Sequence[int], max_tokens: int | None, min_tokens: int, context: int, name: str) -> int:
     """How many tokens may follow a prompt, or the error that says how many could."""
     room = context - len(prompt)
     if room < 1:
         raise BadOption(
             f"prompt has {len(prompt)} tokens, and the context of '{name}' holds {context}: shorten it to {context - 1} or less."
         )
+    if max_tokens is None and min_tokens > room:
+        raise BadOption(
+            f"min_tokens={min_tokens} after a prompt of {len(prompt)} tokens is more than the {context} that '{name}' holds."
+        )
     if max_tokens is not None and max_tokens > room:
         raise BadOption(
             f"max_tokens={max_tokens} after a prompt of {len(prompt)} tokens is more than the {context} that '{name}' holds: "
             f"use max_tokens={room} or less."
         )
-    return max_tokens or min(DEFAULT_MAX_TOKENS, room)
+    return max_tokens or min(max(DEFAULT_MAX_TOKENS, min_tokens), room)

@@ -174,7 +174,7 @@ class Canvas:
         """Log-probabilities of a token: of the model's own law, and of the law after the sampling parameters."""
         logits_V, law_V = self.laws.pop(self.known)
         model_V = logits_V.double().log_softmax(-1)
-        best = model_V.topk(self.history.sampling.logprobs or 0)
+        best = model_V.topk(min(self.history.sampling.logprobs or 0, len(model_V)))
         top = [{"token": int(i), "logprob": float(p)} for p, i in zip(best.values.tolist(), best.indices.tolist())]
         return {
             "token": token,

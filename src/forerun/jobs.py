@@ -150,9 +150,53 @@ class Jobs:
             if isinstance(job, Job) and index in (None, i):
                 self.engine.cancel(job.ticket)
 
+    def only_result(self) -> Result:
+        """The result of a single request, whose error is the caller's."""
+        [result] = self.results()
+        if result.error is not None:
+            raise result.error
+        return result
+
     def results(self) -> list[Result]:
         """One result per request; those that are not over are cancelled and give what there is."""
         return [job if isinstance(job, Result) else job.result() for job in self.jobs]
+
+
+class Stream:
+    """Pieces of text as they are decided. Closing it, or letting go of it, cancels what is not over."""
+
+    def __init__(self, jobs: Jobs):
+        self.jobs = jobs
+        self._pieces = iter(jobs)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            index, piece = next(self._pieces)
+        except StopIteration:
+            if not self.jobs.several:
+                self.jobs.only_result()  # what went wrong is not lost
+            raise
+        return (index, piece) if self.jobs.several else piece
+
+    def close(self) -> None:
+        self.jobs.cancel()
+
+    __del__ = close
+
+    @property
+    def only_result(self) -> Result:
+        """The result of a single request, whose error is the caller's."""
+        [result] = self.results()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def results(self) -> list[Result]:
+        """One result per request; those that are not over are cancelled."""
+        return self.jobs.results()
 
 
 def trace_lines(result: Result, index: int, decode: Any) -> list[dict[str, Any]]:

@@ -31,10 +31,14 @@ def uniform(key: int, draw: int, call: int) -> float:
 
 
 def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
-    """The outcome at quantile u of each law: the first whose cumulative probability exceeds it, never one of probability 0."""
+    """The outcome at quantile u of each law: the first whose cumulative probability exceeds it, never one of probability 0.
+
+    A law without mass (everything forbidden, or logits that are not numbers) has no outcome: -1.
+    """
     cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64)
-    quantile_B1 = u_B.unsqueeze(-1) * cumulative_BN[:, -1:]
-    return torch.searchsorted(cumulative_BN, quantile_B1, right=True).squeeze(-1)
+    total_B1 = cumulative_BN[:, -1:]
+    outcome_B1 = torch.searchsorted(cumulative_BN, u_B.unsqueeze(-1) * total_B1, right=True)
+    return torch.where(total_B1 > 0, outcome_B1, -1).squeeze(-1)
 
 
 class Noise:

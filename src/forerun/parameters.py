@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -38,37 +39,45 @@ class Sampling:
     logprobs: int | None = _help(None, "return log-probabilities, with this many alternatives per token")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        for name in ("max_tokens", "n", "min_tokens", "top_k", "seed"):
-            value = getattr(self, name)
-            if not (value is None and name == "max_tokens") and (not isinstance(value, int) or isinstance(value, bool)):
-                raise BadOption(f"{name}={value!r} must be a whole number.")
+        set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        for name in ("max_tokens", "n", "min_tokens", "top_k", "seed", "logprobs"):
+            optional = name in ("max_tokens", "logprobs")
+            set_(name, None if optional and getattr(self, name) is None else _whole(name, getattr(self, name)))
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            set_(name, _number(name, getattr(self, name)))
+        set_("stop", (self.stop,) if isinstance(self.stop, str) else _sequence("stop", self.stop))
+        set_("stop_token_ids", tuple(_whole("stop_token_ids", t) for t in _sequence("stop_token_ids", self.stop_token_ids)))
+        if self.allowed_tokens is not None:
+            allowed = _sequence("allowed_tokens", self.allowed_tokens)
+            set_("allowed_tokens", tuple(_whole("allowed_tokens", token) for token in allowed))
+        if self.logit_bias is not None:
+            _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, "a mapping from token id to number")
+            set_("logit_bias", {_whole("logit_bias", t): _number("logit_bias", b) for t, b in self.logit_bias.items()})
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse values that mean nothing."""
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a number, 0 or more")
+        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (keep all) or more")
-        _require(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         _require(
-            _finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            1e-3 <= self.repetition_penalty <= 1e3,
             "repetition_penalty",
             self.repetition_penalty,
-            "above 0 (1 is none)",
+            "between 0.001 and 1000 (1 is none)",
         )
-        _require(_finite(self.presence_penalty), "presence_penalty", self.presence_penalty, "a number")
-        _require(_finite(self.frequency_penalty), "frequency_penalty", self.frequency_penalty, "a number")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(abs(getattr(self, name)) <= 1e6, name, getattr(self, name), "between -1e6 and 1e6")
+        _require(
+            all(abs(b) <= 1e6 for b in (self.logit_bias or {}).values()), "logit_bias", self.logit_bias, "between -1e6 and 1e6"
+        )
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
-        _require(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            f"at most max_tokens={self.max_tokens}",
-        )
-        _require(
-            all(isinstance(s, str) and s for s in self.stop),
-            "stop",
-            self.stop,
-            "one or more strings, none of them empty",
-        )
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _require(fits, "min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+        _require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "one or more strings, none of them empty")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _require(self.n >= 1, "n", self.n, "at least 1")
         _require(self.logprobs is None or 0 <= self.logprobs <= 100, "logprobs", self.logprobs, "between 0 and 100")
         _require(
@@ -77,7 +86,6 @@ class Sampling:
             self.allowed_tokens,
             "at least one token id",
         )
-        _require(all(_finite(b) for b in (self.logit_bias or {}).values()), "logit_bias", self.logit_bias, "finite numbers")
 
     @classmethod
     def names(cls) -> list[str]:
@@ -99,8 +107,31 @@ class Sampling:
                     raise BadOption(f"{name} has token id {token}, but this model's ids run from 0 to {vocab - 1}.")
 
 
-def _finite(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+def _whole(name: str, value: Any) -> int:
+    """A whole number, NumPy's included; no truth values, no fractions."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise BadOption(f"{name}={value!r} must be a whole number.") from None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadOption(f"{name}={value!r} must be a number.") from None
+    _require(math.isfinite(number), name, value, "a finite number")
+    return number
+
+
+def _sequence(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise BadOption(f"{name}={value!r} must be a list.")
+    return tuple(value)
 
 
 def _require(fine: bool, name: str, value: Any, right: str) -> None:

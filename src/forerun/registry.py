@@ -102,6 +102,8 @@ def names(kind: str) -> list[str]:
 
 def get(kind: str, name: str) -> Any:
     """The named object; our own names cannot be taken over by a package."""
+    if not isinstance(name, str):
+        raise BadOption(f"{kind.removesuffix('s')}={name!r} must be a name.")
     if name in BUILT_IN[kind]:
         module, _, attribute = BUILT_IN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)

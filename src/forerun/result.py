@@ -38,7 +38,7 @@ def stats_of(
     queued_seconds: float,
 ) -> Stats:
     verdicts = [i for i, event in enumerate(trace) if event.drafted]
-    accepted = [len(trace[i].tokens) for i in verdicts]
+    accepted = [len(trace[i].drafted) - len(trace[i].rejected) for i in verdicts]
     extra = sum(1 for i in verdicts if i + 1 < len(trace) and trace[i + 1].reason in ("resampled", "bonus"))
     drafted = sum(len(trace[i].drafted) for i in verdicts)
     return Stats(

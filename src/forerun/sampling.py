@@ -85,6 +85,7 @@ class Chain:
 
 def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: Sampling) -> Tensor:
     """Repetition, presence and frequency penalties, given how often each token occurred."""
+    output_LV = output_LV.to(logits_LV.dtype)
     seen_LV = (prompt_V > 0) | (output_LV > 0)
     r = sampling.repetition_penalty
     logits_LV = torch.where(seen_LV, torch.where(logits_LV > 0, logits_LV / r, logits_LV * r), logits_LV)
@@ -109,7 +110,8 @@ def laws(logits_RV: Tensor, chains: Sequence[Chain]) -> Tensor:
 
 
 def greedy(logits_RV: Tensor) -> Tensor:
-    return point_mass(logits_RV.argmax(-1), logits_RV.shape[-1], logits_RV.dtype)
+    best_R, token_R = logits_RV.max(-1)
+    return point_mass(torch.where(best_R > -math.inf, token_R, -1), logits_RV.shape[-1], logits_RV.dtype)
 
 
 def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
@@ -118,7 +120,8 @@ def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     def column(values: Sequence[float], dtype: torch.dtype = logits_RV.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits_RV.device)[:, None]
 
-    logits_RV = logits_RV / column([s.temperature or 1.0 for s in sampling])
+    # From the largest down, so that dividing by a tiny temperature cannot overflow.
+    logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column([s.temperature or 1.0 for s in sampling])
     if any(s.top_k for s in sampling):
         vocab = logits_RV.shape[-1]
         ks = [min(s.top_k or vocab, vocab) for s in sampling]

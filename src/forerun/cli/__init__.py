@@ -93,12 +93,38 @@ def trace(
     run(file, svg, json)
 
 
+zoo = typer.Typer(help="The embedded models: list them, read their cards, train them again.", no_args_is_help=True)
+app.add_typer(zoo, name="zoo")
+
+
+@zoo.command("show")
+def zoo_show(name: Annotated[str | None, typer.Argument(help="Show this model's card.")] = None, json: Json = False) -> None:
+    """List the embedded models, or show the card of one."""
+    from forerun.cli.zoo import show
+
+    show(name, json)
+
+
+@zoo.command("train")
+def zoo_train(
+    name: Annotated[str, typer.Argument(help="A model that has a recipe.")],
+    out: Annotated[str, typer.Option(help="Folder for the checkpoint, the curve and the weights.")],
+    data: Annotated[
+        str | None, typer.Option(help="A folder of .py files or a .jsonl[.xz] file; default: what is installed.")
+    ] = None,
+) -> None:
+    """Train a model of the zoo by its recipe. Given again, the same command goes on where it stopped."""
+    from forerun.cli.zoo import train
+
+    train(name, data, out)
+
+
 def main() -> None:
     """Run the command line. A caller's mistake is one line and exit code 2, never a traceback."""
     from forerun.errors import ForerunError
 
     try:
         app()
-    except ForerunError as error:
+    except (ForerunError, OSError, UnicodeDecodeError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2)

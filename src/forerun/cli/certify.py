@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.status import Status
 
+from forerun.errors import BadOption
+
 aside = Console(stderr=True)
 
 
@@ -25,6 +27,11 @@ def run(
     as_json: bool,
 ) -> None:
     if model is None:
+        if draft is not None or options:
+            raise BadOption(
+                f"{', '.join(['draft'] * (draft is not None) + list(options))}: only with --model; without one, enumeration "
+                "goes through its own drafts and options."
+            )
         fine = _enumerate(method, as_json)
     else:
         fine = _test(method, model, draft, tested, options, device, dtype, as_json)
@@ -102,6 +109,8 @@ def _print(verdict: Any) -> None:
         console.print(
             f"  evidence against it {verdict.evidence:.3g}; refuted above {1 / verdict.alpha:g} (error rate {verdict.alpha:g})"
         )
+        if verdict.impossible:
+            console.print(f"  {verdict.impossible} tokens that the reference could not have written", highlight=False)
         console.print("  probability that a fault would have been caught by now:")
         for fault, power in verdict.power.items():
             console.print(f"    {power:6.1%}  {fault}", highlight=False)

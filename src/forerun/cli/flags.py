@@ -17,7 +17,10 @@ Dtype = Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or f
 
 OWN: dict[str, Any] = {
     "prompt": (Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from standard input.")], None),
-    "model": (Annotated[str | None, typer.Option("--model", "-m", help="A directory, hub id, .gguf file, smollm or tiny.")], None),
+    "model": (
+        Annotated[str | None, typer.Option("--model", "-m", help="A directory, hub id, .gguf file, zoo:ar, smollm or tiny.")],
+        None,
+    ),
     "method": (Annotated[str, typer.Option(help="See `forerun methods`.")], "ar"),
     "draft": (Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")], None),
     "prompts": (

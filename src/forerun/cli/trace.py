@@ -24,10 +24,14 @@ def read(file: str) -> list[dict[str, Any]]:
     if not path.is_file():
         raise BadOption(f"trace file {file!r} does not exist; write one with: forerun generate PROMPT --trace {file}")
     events = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             event = json.loads(line)
-            events.append({**event, "reason": event["reason"], "tokens": event["tokens"], "forward": event["forward"]})
+            if not isinstance(event["tokens"], list) or not isinstance(event["reason"] + str(int(event["forward"])), str):
+                raise TypeError
+            events.append(event)
         except (ValueError, KeyError, TypeError):
             raise BadOption(f"{file}:{number} is not a line of a trace.") from None
     if not events:
@@ -37,25 +41,30 @@ def read(file: str) -> list[dict[str, Any]]:
 
 def run(file: str, svg: str | None, as_json: bool) -> None:
     events = read(file)
-    if as_json:
-        typer.echo(json.dumps(summary(events)))
-        return
     # A picture has a width of its own; a terminal keeps its.
-    console = Console(record=True, width=110) if svg else Console()
-    for request in sorted({event.get("request", 0) for event in events}):
-        show([event for event in events if event.get("request", 0) == request], console)
+    console = Console(record=True, width=110, quiet=as_json) if svg else Console(quiet=as_json)
+    for own in by_request(events):
+        show(own, console)
     if svg:
         console.save_svg(svg, title="forerun trace")
+    if as_json:
+        typer.echo(json.dumps(summary(events)))
+
+
+def by_request(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    requests = sorted({event.get("request", 0) for event in events})
+    return [[event for event in events if event.get("request", 0) == request] for request in requests]
 
 
 def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     for event in events:
         reasons[event["reason"]] += len(event["tokens"])
+    forwards = sum(max(event["forward"] for event in own) for own in by_request(events))
     rejected = sum(len(event.get("rejected", ())) for event in events)
     return {
         "tokens": sum(reasons.values()),
-        "forwards": max(e["forward"] for e in events),
+        "forwards": forwards,
         "reasons": dict(reasons),
         "rejected": rejected,
     }

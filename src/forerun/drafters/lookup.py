@@ -19,8 +19,10 @@ class LookupDrafter:
     adapt: bool = field(default=True, metadata={"help": "draft longer while copies are accepted and shorter while they are not"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ngram, int) or self.ngram < 1:
+        if not isinstance(self.ngram, int) or isinstance(self.ngram, bool) or self.ngram < 1:
             raise BadOption(f"ngram={self.ngram!r} must be a whole number, 1 or more.")
+        if not isinstance(self.adapt, bool):
+            raise BadOption(f"adapt={self.adapt!r} must be True or False.")
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         tokens = continuation(seq.text, self.ngram, min(k, self._worth_trying(seq)) if self.adapt else k)

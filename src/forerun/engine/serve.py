@@ -19,9 +19,19 @@ from torch import Tensor
 from forerun.core import Canvas, Draw
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Batch, stack
+from forerun.errors import ForerunError, NotAble
 from forerun.noise import Noise
 from forerun.rows import Plan
 from forerun.sampling import Chain, laws
+
+
+class NoOutcome(ForerunError):
+    """A law without mass."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no token is possible here: the sampling parameters forbid all of them, or the model's logits are not numbers."
+        )
 
 
 class Backbone(Protocol):
@@ -174,7 +184,10 @@ class Engine:
                 self._fail(ticket, error)
             return
         for ticket, value in zip(tickets, answers, strict=True):
-            self._resume(ticket, value)
+            if isinstance(value, Exception):
+                self._fail(ticket, value)
+            else:
+                self._resume(ticket, value)
 
     def _admit(self) -> None:
         while self.queue and self.free:
@@ -183,8 +196,12 @@ class Engine:
             self.free.remove(ticket.lane)
             self.live.append(ticket)
             ticket.started = time.perf_counter()
-            ticket.coroutine = ticket.start()
-            self._resume(ticket, None)
+            try:
+                ticket.coroutine = ticket.start()
+            except Exception as error:
+                self._fail(ticket, error)
+            else:
+                self._resume(ticket, None)
 
     def _best_lane(self, ticket: Ticket) -> int:
         """The free lane whose slots hold the longest part of this text already."""
@@ -198,7 +215,7 @@ class Engine:
         known, coroutine = ticket.seq.known, ticket.coroutine
         assert coroutine is not None
         try:
-            ticket.waits_for = coroutine.send(answer)
+            ticket.waits_for = _servable(coroutine.send(answer))
         except StopIteration:
             self._end(ticket)
         except Exception as error:
@@ -241,7 +258,7 @@ class Engine:
         for members, outcome in zip(kinds.values(), outcomes):
             for i in members:
                 row = [next(numbers) for _ in range(outcome.shape[-1])]
-                answers[i] = row if len(row) > 1 else row[0]
+                answers[i] = NoOutcome() if min(row) < 0 else row if len(row) > 1 else row[0]
         for ticket in tickets:
             ticket.seq.draws += 1
         self.clock.rules += time.perf_counter() - began
@@ -292,3 +309,12 @@ class Engine:
         if ask.seq.history.sampling.logprobs is not None:
             first = ask.seq.known + len(ask.chains[0]) + 1 - len(logits_LV)
             ask.seq.laws = {first + i: (logits_LV[i], laws_LV[i]) for i in range(len(logits_LV))}
+
+
+def _servable(wanted: Any) -> Draw | Ask:
+    """What a method awaits, if the engine can serve it."""
+    if isinstance(wanted, Ask) and wanted.plan.rows.shape[1] > wanted.host.context:
+        raise NotAble(f"a plan of {wanted.plan.rows.shape[1]} rows does not fit into the {wanted.host.context} slots of a lane.")
+    if not isinstance(wanted, Draw | Ask):
+        raise NotAble(f"a method may await a model's questions and seq.draw, not {wanted!r}.")
+    return wanted

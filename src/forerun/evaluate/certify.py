@@ -16,7 +16,7 @@ move them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from forerun import registry
 from forerun.api import Model
-from forerun.arguments import read_wish
+from forerun.arguments import Wish, read_wish
 from forerun.core import BLANK, Canvas
 from forerun.drafters.lookup import continuation
 from forerun.engine.serve import Questions, Ticket
@@ -46,6 +46,7 @@ PROMPTS = [
     "A list of prime numbers: 2, 3, 5, 7, 11,",
 ]
 SHADOWS = 200
+EDGE = 2  # tokens of probability 0 under the reference that rounding at the edge of top-k or top-p may explain
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1.0, torch.float16: 0.1}
 
 
@@ -63,6 +64,7 @@ class Verdict:
     tokens: int
     sequences: int
     evidence: float  # the mean stake: above 1/alpha the method is refuted
+    impossible: int = 0  # tokens that the reference could not have written: a few refute the method
     power: dict[str, float] = field(default_factory=dict)  # fault -> probability that it would have been caught
     differences: list[dict[str, Any]] = field(default_factory=list)  # at temperature 0
 
@@ -89,12 +91,16 @@ class Bets:
         self.limit = 1 / alpha
         self.stakes: dict[str, float] = {}
         self.best = 1.0
+        self.impossible = 0
         self.shadow_stakes: dict[str, dict[str, Tensor]] = {}
         self.caught: dict[str, Tensor] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
     def see(self, token: int, p_V: Tensor, q_V: Tensor | None) -> None:
         p_V = p_V.double().cpu()
+        if p_V[token] == 0:
+            self.impossible += 1
+            return
         wrong = faults(p_V, None if q_V is None else q_V.double().cpu())
         odds = {name: (1 + r_V / p_V.clamp(min=1e-300)) / 2 for name, r_V in wrong.items()}
         for name, odd_V in odds.items():
@@ -110,6 +116,10 @@ class Bets:
             stakes[bettor] = stakes.get(bettor, torch.ones(SHADOWS, dtype=torch.float64)) * odd_V[drawn]
         mean = torch.stack(list(stakes.values())).mean(0)
         self.caught[name] = self.caught.get(name, torch.zeros(SHADOWS, dtype=torch.bool)) | (mean >= self.limit)
+
+    @property
+    def refuted(self) -> bool:
+        return self.best >= self.limit or self.impossible > EDGE
 
     @property
     def evidence(self) -> float:
@@ -174,16 +184,20 @@ def certify(
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not 0 < value < 1:
             raise BadOption(f"{name}={value!r} must lie between 0 and 1.")
+    if max_sequences < 1:
+        raise BadOption(f"max_sequences={max_sequences} must be at least 1.")
+    if "n" in options:
+        raise BadOption("n: certify draws one sample of each sequence; leave it out.")
     how: registry.Method = registry.get("methods", method)
     prompts = list(prompts or (PROMPTS if model.tokenizer is not None else [[i % model.vocab, 1, 0] for i in range(8)]))
     facts: dict[str, Any] = dict(
         method=method, model=model.name, reference=how.reference, temperature=temperature, alpha=alpha, beta=beta
     )
     arguments: dict[str, Any] = dict(method=method, draft=draft, max_tokens=max_tokens, temperature=temperature, **options)
-    if temperature == 0:
-        return _certify_greedy(model, how, prompts, arguments, facts, seed)
-    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
     wish = read_wish(method, draft, {**options, "max_tokens": max_tokens, "temperature": temperature})
+    if temperature == 0:
+        return _certify_greedy(model, wish, prompts, arguments, facts, seed)
+    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
     small = model.draft_model(draft) if wish.needs_draft_model else None
     draft_twin = Model(small.name, small.family, small.backbone, None, (), lanes=1) if small else None
     would_draft = drafter_laws(how, draft, draft_twin)
@@ -191,12 +205,16 @@ def certify(
     tokens = sequences = 0
 
     def verdict(word: str) -> Verdict:
-        return Verdict(word, **facts, tokens=tokens, sequences=sequences, evidence=bets.best, power=bets.power)
+        return Verdict(
+            word, **facts, tokens=tokens, sequences=sequences, evidence=bets.best, impossible=bets.impossible, power=bets.power
+        )
 
     while sequences < max_sequences:
-        batch = [prompts[(sequences + i) % len(prompts)] for i in range(model.engine.lanes)]
-        results = model.generate(batch, seed=seed + sequences, **arguments)
-        for result in results:
+        # A seed of its own for every sequence: the bets are a martingale only if no two of them share their noise.
+        numbers = range(sequences, sequences + model.engine.lanes)
+        jobs = [model.submit([prompts[i % len(prompts)]], seed=seed + i, **arguments) for i in numbers]
+        model.engine.run()
+        for result in (job.results()[0] for job in jobs):
             if result.error is not None:
                 raise result.error
             p_TV = laws_along(twin, result.prompt_ids, result.token_ids, sampling, stops)
@@ -204,7 +222,7 @@ def certify(
             for token, p_V, q_V in zip(result.token_ids, p_TV, q_TV):
                 bets.see(token, p_V, q_V)
                 tokens += 1
-                if bets.best >= bets.limit:
+                if bets.refuted:
                     return verdict("fails")
             sequences += 1
             progress(verdict("undecided"))
@@ -214,31 +232,33 @@ def certify(
 
 
 def _certify_greedy(
-    model: Model, how: registry.Method, prompts: Sequence[Any], arguments: dict[str, Any], facts: dict[str, Any], seed: int
+    model: Model, wish: Wish, prompts: Sequence[Any], arguments: dict[str, Any], facts: dict[str, Any], seed: int
 ) -> Verdict:
     """Token for token against the reference; where they part, the gap between the two logits must be within rounding."""
     shared = {k: v for k, v in arguments.items() if k in Sampling.names()}
     ours = model.generate(prompts, seed=seed, **arguments)
-    theirs = model.generate(prompts, seed=seed, method=how.reference, **shared)
+    theirs = model.generate(prompts, seed=seed, method=wish.method.reference, **shared)
     differences = []
+    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
     tolerance = TOLERANCE.get(getattr(model.backbone, "dtype", torch.float64), 1e-3)
     for ours_i, theirs_i in zip(ours, theirs, strict=True):
         for result in (ours_i, theirs_i):
             if result.error is not None:
                 raise result.error
         if ours_i.token_ids != theirs_i.token_ids:
-            differences.append(_difference(model, ours_i, theirs_i, tolerance))
+            differences.append(_difference(model, twin, wish, ours_i, theirs_i, tolerance))
     fine = all(d["explained"] for d in differences)
     tokens = sum(len(r.token_ids) for r in ours)
     return Verdict("holds" if fine else "fails", **facts, tokens=tokens, sequences=len(ours), evidence=0.0, differences=differences)
 
 
-def _difference(model: Model, ours: Any, theirs: Any, tolerance: float) -> dict[str, Any]:
+def _difference(model: Model, twin: Model, wish: Wish, ours: Any, theirs: Any, tolerance: float) -> dict[str, Any]:
+    """Where two outputs part, and how far apart the two tokens' logits are there, after penalties and all."""
     a, b = ours.token_ids, theirs.token_ids
     at = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), min(len(a), len(b)))
-    if at == min(len(a), len(b)):
-        return {"prompt_ids": ours.prompt_ids, "at": at, "gap": None, "tolerance": tolerance, "explained": False}
-    raw = model.generate([*ours.prompt_ids, *b[:at]], max_tokens=1, logprobs=100).logprobs[0]
-    scores = {entry["token"]: entry["logprob"] for entry in raw["top"]}
-    gap = abs(scores[a[at]] - scores[b[at]]) if a[at] in scores and b[at] in scores else float("inf")
+    gap = float("inf")
+    if at < min(len(a), len(b)):
+        warm = replace(wish.sampling, temperature=1.0)
+        law_V = laws_along(twin, ours.prompt_ids, b[: at + 1], warm, stop_tokens(model, wish))[-1].double().log()
+        gap = abs(float(law_V[a[at]] - law_V[b[at]]))
     return {"prompt_ids": ours.prompt_ids, "at": at, "gap": gap, "tolerance": tolerance, "explained": gap <= tolerance}

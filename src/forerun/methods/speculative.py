@@ -15,7 +15,7 @@ class Speculative:
     k: int = field(default=5, metadata={"help": "tokens drafted per verdict"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 1:
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
             raise BadOption(f"k={self.k!r} must be a whole number, 1 or more.")
 
 

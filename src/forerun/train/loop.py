@@ -1,0 +1,174 @@
+"""The one training loop: Accelerate places things, the recipe decides, and a run that stopped goes on where it was."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.errors import BadOption
+from forerun.train.data import Corpus
+from forerun.train.objectives import OBJECTIVES
+from forerun.train.recipe import Recipe
+
+COLUMNS = ("step", "tokens", "loss", "valid_loss", "learning_rate", "seconds")
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """A linear rise, then a cosine down to a tenth."""
+    if step < recipe.warmup:
+        return recipe.learning_rate * (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return recipe.learning_rate * (0.1 + 0.9 * (1 + math.cos(math.pi * min(done, 1.0))) / 2)
+
+
+def new_network(recipe: Recipe) -> Any:
+    """The recipe's model with fresh weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**recipe.model), dtype=torch.float32)
+
+
+def parameter_groups(network: Any, decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices only."""
+    matrices = [p for p in network.parameters() if p.dim() >= 2]
+    vectors = [p for p in network.parameters() if p.dim() < 2]
+    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def train(
+    recipe: Recipe,
+    corpus: Corpus,
+    out: Path,
+    *,
+    network: Any = None,
+    report: Callable[[dict[str, Any]], None] = lambda row: None,
+    stop_at: int | None = None,
+) -> Any:
+    """Train, writing `curve.csv` and `checkpoint.pt` under `out`; resume from that checkpoint if there is one.
+
+    `report` is called with a row of the curve at every validation. `stop_at` ends early, as an interruption would.
+    """
+    from accelerate import Accelerator
+
+    on_gpu = torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision="bf16" if on_gpu else "no")
+    network = network if network is not None else new_network(recipe)
+    optimiser = torch.optim.AdamW(
+        parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=on_gpu
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    step, seconds = _resume(out / "checkpoint.pt", recipe, network, optimiser)
+    network, optimiser = accelerator.prepare(network, optimiser)
+    forward = torch.compile(network) if on_gpu else network
+    objective = OBJECTIVES[recipe.objective]
+    share = recipe.batch // recipe.accumulate // accelerator.num_processes
+    if share == 0:
+        raise BadOption(
+            f"batch={recipe.batch} is smaller than {accelerator.num_processes} processes times {recipe.accumulate} forwards."
+        )
+    began, losses = time.perf_counter() - seconds, []
+
+    def save(step: int) -> None:
+        if accelerator.is_main_process:
+            _save(out / "checkpoint.pt", recipe, accelerator.unwrap_model(network), optimiser, step, time.perf_counter() - began)
+
+    while step < min(recipe.steps, stop_at or recipe.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, recipe)
+        whole = corpus.batch(step, recipe.batch, recipe.context, recipe.seed).to(accelerator.device)
+        mine = whole[accelerator.process_index * share * recipe.accumulate :]
+        for part in range(recipe.accumulate):
+            loss = objective(forward, mine[part * share : (part + 1) * share])
+            accelerator.backward(loss / recipe.accumulate)
+            losses.append(loss.detach())
+        accelerator.clip_grad_norm_(network.parameters(), recipe.clip)
+        optimiser.step()
+        optimiser.zero_grad()
+        step += 1
+        if step % recipe.validate_every == 0 or step == recipe.steps:
+            row = dict(
+                step=step,
+                tokens=step * recipe.batch * recipe.context,
+                loss=float(torch.stack(losses).mean()),
+                valid_loss=validate(forward, objective, corpus, recipe, accelerator.device),
+                learning_rate=learning_rate(step - 1, recipe),
+                seconds=time.perf_counter() - began,
+            )
+            losses.clear()
+            if accelerator.is_main_process:
+                _append(out / "curve.csv", row)
+                report(row)
+        if step % recipe.save_every == 0 and step < recipe.steps:
+            save(step)
+    save(step)
+    if accelerator.is_main_process and (out / "curve.csv").exists():
+        plot(out / "curve.csv", out / "curve.png")
+    return accelerator.unwrap_model(network)
+
+
+@torch.no_grad()
+def validate(network: Any, objective: Any, corpus: Corpus, recipe: Recipe, device: Any, size: int = 512) -> float:
+    """The objective on held-out windows, in the recipe's batches."""
+    tokens = corpus.held_out(size, recipe.context).to(device)
+    parts = tokens.split(min(recipe.batch, 128))
+    return sum(float(objective(network, part)) * len(part) for part in parts) / len(tokens)
+
+
+def _save(file: Path, recipe: Recipe, network: Any, optimiser: Any, step: int, seconds: float) -> None:
+    """Write beside and rename: an interruption leaves the old checkpoint whole."""
+    state = dict(
+        recipe=recipe.as_dict(), step=step, seconds=seconds, network=network.state_dict(), optimiser=optimiser.state_dict()
+    )
+    torch.save(state, file.with_suffix(".tmp"))
+    file.with_suffix(".tmp").replace(file)
+
+
+def _resume(file: Path, recipe: Recipe, network: Any, optimiser: Any) -> tuple[int, float]:
+    if not file.exists():
+        return 0, 0.0
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if state["recipe"] != recipe.as_dict():
+        changed = [key for key, value in recipe.as_dict().items() if state["recipe"].get(key) != value]
+        raise BadOption(
+            f"{file} was made by another recipe (it differs in {', '.join(changed)}): choose another folder, or remove it."
+        )
+    network.load_state_dict(state["network"])
+    optimiser.load_state_dict(state["optimiser"])
+    return state["step"], state["seconds"]
+
+
+def _append(file: Path, row: dict[str, Any]) -> None:
+    """Add a row to the curve; rows that a resumed run makes again replace those it had."""
+    rows = [r for r in csv.DictReader(file.open()) if int(r["step"]) < row["step"]] if file.exists() else []
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, COLUMNS)
+        writer.writeheader()
+        writer.writerows([*rows, {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}])
+
+
+def plot(curve: Path, picture: Path) -> None:
+    """Loss and held-out loss against the tokens seen, where matplotlib is installed."""
+    if find_spec("matplotlib") is None:
+        return
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    with curve.open() as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for column, label in (("loss", "training"), ("valid_loss", "held out")):
+        axes.plot([int(r["tokens"]) / 1e6 for r in rows], [float(r[column]) for r in rows], label=label)
+    axes.set(xlabel="million tokens", ylabel="nats per token")
+    axes.legend()
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)

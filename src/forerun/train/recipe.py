@@ -1,0 +1,63 @@
+"""Recipes: everything that a training run depends on, in one small YAML file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forerun.errors import BadOption, unknown
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Every field can be set in the YAML file; unknown ones are refused."""
+
+    objective: str
+    model: dict[str, Any] = field(default_factory=dict)  # model_type and its config, for transformers
+    context: int = 256  # tokens per training sequence
+    batch: int = 256  # sequences per step, over all processes
+    steps: int = 1000
+    learning_rate: float = 3e-3
+    warmup: int = 200  # steps of linear rise; afterwards the rate falls as a cosine to a tenth
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    accumulate: int = 1  # forwards per step, each on its share of the batch
+    seed: int = 0
+    validate_every: int = 500
+    save_every: int = 2000
+
+    def __post_init__(self) -> None:
+        from forerun.train.objectives import OBJECTIVES
+
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if self.objective not in OBJECTIVES:
+            raise unknown("objective", self.objective, OBJECTIVES)
+        for name in ("context", "batch", "steps", "accumulate", "validate_every", "save_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
+        if self.batch % self.accumulate:
+            raise BadOption(f"accumulate={self.accumulate} must divide batch={self.batch}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read(file: str | Path) -> Recipe:
+    path = Path(file)
+    if not path.is_file():
+        raise BadOption(f"recipe {str(file)!r} is not a file.")
+    try:
+        given = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise BadOption(f"recipe {str(file)!r} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(given, dict) or "objective" not in given:
+        raise BadOption(f"recipe {str(file)!r} must be a YAML mapping with at least an objective.")
+    for key in given:
+        if key not in {f.name for f in fields(Recipe)}:
+            raise unknown("recipe key", key, [f.name for f in fields(Recipe)])
+    return Recipe(**given)

@@ -1,0 +1,54 @@
+"""Weights in 8 bits: every matrix row as int8 with one float32 scale, vectors as they are, the config in the file's metadata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+SCALE = ".scale"
+
+
+def quantise(weight_RC: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in [-127, 127] and what to multiply them by."""
+    scale_R1 = weight_RC.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    return (weight_RC / scale_R1).round().to(torch.int8), scale_R1
+
+
+def write(file: Path, network: Any) -> None:
+    tensors: dict[str, Tensor] = {}
+    tied = network.config.tie_word_embeddings
+    for name, tensor in network.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        tensor = tensor.detach().float().cpu()
+        if tensor.dim() == 2:
+            tensors[name], tensors[name + SCALE] = quantise(tensor)
+        else:
+            tensors[name] = tensor.contiguous()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, file, metadata={"config": json.dumps(network.config.to_diff_dict())})
+
+
+def read(file: Path, dtype: torch.dtype) -> Any:
+    """The network, its weights multiplied out again."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with safe_open(file, "pt") as stored:
+        config = AutoConfig.for_model(**json.loads(stored.metadata()["config"]))
+        held = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    state = {n: t.float() * held[n + SCALE] if n + SCALE in held else t for n, t in held.items() if not n.endswith(SCALE)}
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    network.load_state_dict(state, assign=True)
+    network.tie_weights()
+    # Buffers are not in the file: make them anew, on the right device.
+    network.model.rotary_emb = type(network.model.rotary_emb)(config)
+    return network.to(dtype).eval()

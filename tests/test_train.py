@@ -1,0 +1,163 @@
+"""Training: the objective is what it says, a resumed run is the same run, and the data is what was asked for."""
+
+import dataclasses
+import json
+import lzma
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from forerun import zoo
+from forerun.errors import BadOption
+from forerun.train.data import Corpus, documents, tokenise
+from forerun.train.loop import learning_rate, train
+from forerun.train.objectives import autoregressive
+from forerun.train.recipe import Recipe, read
+from tests.conftest import model, network
+
+SHAPE = dict(
+    model_type="llama",
+    vocab_size=4096,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=64,
+    bos_token_id=None,
+    eos_token_id=0,
+    pad_token_id=None,
+)
+RECIPE = Recipe(objective="ar", model=SHAPE, context=32, batch=8, steps=12, warmup=3, validate_every=4, save_every=5)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    for i in range(120):
+        (folder / f"f{i}.py").write_text("\n".join(f"def f{i}_{j}(x):\n    return x + {j * i}\n" for j in range(6)))
+    return tokenise(str(folder), zoo.tokenizer(), tmp_path_factory.mktemp("run") / "tokens.npz")
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_the_autoregressive_loss_is_the_mean_of_the_conditionals():
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    scored = model().generate([tokens[0]], max_tokens=1, logprobs=0)  # warms nothing up but the path below is the engine's own
+    assert scored.logprobs is not None
+    total = 0.0
+    for i in range(1, len(tokens)):
+        forced = model().generate(tokens[:i], max_tokens=1, allowed_tokens=[tokens[i]], logprobs=0)
+        total -= forced.logprobs[0]["logprob"]
+    with torch.no_grad():
+        assert float(autoregressive(network("llama"), torch.tensor([tokens]))) == pytest.approx(total / 7, abs=1e-4)
+
+
+def test_training_lowers_the_held_out_loss(corpus, tmp_path):
+    rows = []
+    train(dataclasses.replace(RECIPE, steps=60, validate_every=30), corpus, tmp_path, report=rows.append)
+    assert rows[-1]["valid_loss"] < rows[0]["valid_loss"] < 8.4
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_a_run_that_stopped_goes_on_as_if_it_had_not(corpus, tmp_path):
+    whole = train(RECIPE, corpus, tmp_path / "whole")
+    for stop in (3, 7, None):
+        pieces = train(RECIPE, corpus, tmp_path / "pieces", stop_at=stop)
+    assert same(whole, pieces)
+    steps = [line.split(",")[0] for line in (tmp_path / "pieces" / "curve.csv").read_text().splitlines()]
+    assert steps == ["step", "4", "8", "12"]
+
+
+def test_gradients_add_up_over_several_forwards(corpus, tmp_path):
+    once = train(RECIPE, corpus, tmp_path / "once")
+    parts = train(dataclasses.replace(RECIPE, accumulate=4), corpus, tmp_path / "parts")
+    for a, b in zip(once.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=2e-3)
+
+
+def test_two_processes_train_the_same_model(corpus, tmp_path):
+    torch.save(corpus, tmp_path / "corpus.pt")
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, torch, pathlib\n"
+        "from tests.test_train import RECIPE\nfrom forerun.train.loop import train\n"
+        "corpus = torch.load(sys.argv[1], weights_only=False)\n"
+        "train(RECIPE, corpus, pathlib.Path(sys.argv[2]))\n"
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29533", str(script)]
+    done = subprocess.run(
+        [*words, str(tmp_path / "corpus.pt"), str(tmp_path / "two")], capture_output=True, text=True, env=_environment()
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one = train(RECIPE, corpus, tmp_path / "one").state_dict()
+    two = torch.load(tmp_path / "two" / "checkpoint.pt", weights_only=True)["network"]
+    assert all(torch.allclose(one[name], two[name], atol=2e-3) for name in one)
+
+
+def _environment():
+    import os
+    from pathlib import Path
+
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(corpus, tmp_path):
+    train(RECIPE, corpus, tmp_path, stop_at=1)
+    with pytest.raises(BadOption, match="learning_rate"):
+        train(dataclasses.replace(RECIPE, learning_rate=1e-4), corpus, tmp_path)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [learning_rate(step, RECIPE) for step in range(RECIPE.steps)]
+    assert rates[0] < rates[1] < rates[2] == pytest.approx(RECIPE.learning_rate)
+    assert rates[3:] == sorted(rates[3:], reverse=True) and rates[-1] > 0.1 * RECIPE.learning_rate
+
+
+def test_batches_depend_on_the_step_and_the_seed_alone(corpus):
+    again = Corpus(corpus.train, corpus.valid)
+    assert torch.equal(corpus.batch(5, 4, 16, 0), again.batch(5, 4, 16, 0))
+    assert not torch.equal(corpus.batch(5, 4, 16, 0), corpus.batch(6, 4, 16, 0))
+    assert not torch.equal(corpus.batch(5, 4, 16, 0), corpus.batch(5, 4, 16, 1))
+
+
+def test_documents_come_once_and_the_held_out_ones_stay_out(tmp_path):
+    for i in range(300):
+        (tmp_path / f"{i}.py").write_text(f"x = {i // 2}\n")
+    found = list(documents(str(tmp_path)))
+    assert len(found) == 150 and 0 < sum(held_out for _, held_out in found) < 20
+
+
+def test_compressed_json_lines_bring_their_own_split(tmp_path):
+    with lzma.open(tmp_path / "c.jsonl.xz", "wt") as out:
+        for i in range(4):
+            out.write(json.dumps({"text": f"a = {i}", "split": "valid" if i == 2 else "train"}) + "\n")
+    assert [held_out for _, held_out in documents(str(tmp_path / "c.jsonl.xz"))] == [False, False, True, False]
+
+
+def test_data_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadOption, match="no folder"):
+        list(documents(str(tmp_path / "nothing")))
+    with pytest.raises(BadOption, match=r"no \.py files"):
+        list(documents(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("objective: nope", "'nope'"),
+        ("objective: ar\nsteps: 0", "steps"),
+        ("objective: ar\nstepz: 5", "'steps'"),
+        ("- a", "mapping"),
+        ("objective: [", "YAML"),
+        ("objective: ar\nbatch: 10\naccumulate: 3", "accumulate"),
+    ],
+)
+def test_a_recipe_that_means_nothing_is_refused(tmp_path, text, said):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(BadOption, match=said):
+        read(tmp_path / "r.yaml")
