@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from demo import METHODS, PROMPTS
+from demo import SPECULATIVE
 
 import forerun
 from forerun.cli.trace import run as show_trace
+from forerun.evaluate.prompts import CODE
 from forerun.jobs import trace_lines
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ def main() -> None:
     before, rest = readme.read_text().split(START)
     readme.write_text(f"{before}{START}\n\n{table(report)}\n\n{END}{rest.split(END)[1]}")
     model = forerun.load("zoo:ar")
-    result = model.generate(PROMPTS[0], method="speculative", max_tokens=64, **METHODS["speculative"])
+    result = model.generate(CODE[0], max_tokens=64, **SPECULATIVE)
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False) as file:
         file.writelines(json.dumps(line) + "\n" for line in trace_lines(result, 0, model.decode))
     show_trace(file.name, str(ROOT / "docs" / "trace.svg"), as_json=False)

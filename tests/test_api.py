@@ -115,6 +115,8 @@ def test_streaming_yields_the_text_in_pieces(tiny_model):
     how = dict(max_tokens=20, allowed_tokens=letters, temperature=1.0, method="lookup")
     pieces = list(tiny_model.stream("ABAB", **how))
     assert "".join(pieces) == tiny_model.generate("ABAB", **how).text and len(pieces) > 3
+    stream = tiny_model.stream("ABAB", **how)
+    assert "".join(stream) == stream.results[0].text
 
 
 def test_streams_of_a_batch_come_with_their_index(tiny_model):

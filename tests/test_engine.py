@@ -198,6 +198,19 @@ def test_a_method_that_fails_fails_alone(monkeypatch):
     assert file.lookup.name == "lookup"
 
 
+def test_a_rule_that_fails_takes_only_its_users_with_it(monkeypatch):
+    import forerun.methods.speculative as file
+
+    def broken(x, q, p, sample):
+        raise RuntimeError("bad rule")
+
+    monkeypatch.setattr(file, "rejection", broken)
+    m = fresh(lanes=2)
+    bad, good = m.submit([1, 2], method="lookup", max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
+    m.engine.run()
+    assert "bad rule" in str(bad.results()[0].error) and len(good.results()[0].token_ids) == 5
+
+
 def test_a_forward_that_fails_leaves_no_wrong_memory():
     m = fresh(lanes=1)
     expected = m.generate([1, 2, 3, 4], max_tokens=6).token_ids

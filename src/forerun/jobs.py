@@ -187,13 +187,6 @@ class Stream:
     __del__ = close
 
     @property
-    def only_result(self) -> Result:
-        """The result of a single request, whose error is the caller's."""
-        [result] = self.results()
-        if result.error is not None:
-            raise result.error
-        return result
-
     def results(self) -> list[Result]:
         """One result per request; those that are not over are cancelled."""
         return self.jobs.results()

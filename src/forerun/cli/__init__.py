@@ -50,7 +50,31 @@ def certify(
     from forerun.cli.certify import run
 
     tested = dict(temperature=temperature, alpha=alpha, beta=beta, max_tokens=max_tokens, max_sequences=max_sequences, seed=seed)
-    run(method, model, draft, tested, flags.extra(ctx.args), device, dtype, json)
+    run(method, model, draft, tested, flags.extra(ctx.args), dict(device=device, dtype=dtype), json)
+
+
+@app.command()
+def compare(
+    models: Annotated[list[str], typer.Option("--model", "-m", help="Repeat the flag to compare several.")] = ["zoo:ar"],  # noqa: B006
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between them; default: all that the models can run.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model for the methods that draft with one.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    seed: Annotated[int, typer.Option(help="Same seed, same output.")] = 0,
+    csv: Annotated[str | None, typer.Option(help="Write the rows to this file.")] = None,
+    html: Annotated[str | None, typer.Option(help="Write one self-contained page to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Every method that the models can run, side by side: cost, speed, guarantee, and whether the output is right."""
+    from forerun.cli.compare import run
+
+    how = dict(max_tokens=max_tokens, temperature=temperature, rounds=rounds, batch=batch, seed=seed)
+    run(models, methods, draft, prompts, how, dict(csv=csv, html=html, json=json))
 
 
 @app.command()

@@ -22,19 +22,16 @@ def run(
     draft: str | None,
     tested: dict[str, Any],
     options: dict[str, Any],
-    device: str | None,
-    dtype: str | None,
+    place: dict[str, Any],
     as_json: bool,
 ) -> None:
     if model is None:
         if draft is not None or options:
-            raise BadOption(
-                f"{', '.join(['draft'] * (draft is not None) + list(options))}: only with --model; without one, enumeration "
-                "goes through its own drafts and options."
-            )
+            names = ", ".join(["draft"] * (draft is not None) + list(options))
+            raise BadOption(f"{names}: only with --model; without one, enumeration goes through its own drafts and options.")
         fine = _enumerate(method, as_json)
     else:
-        fine = _test(method, model, draft, tested, options, device, dtype, as_json)
+        fine = _test(method, model, draft, {**tested, **options}, place, as_json)
     raise typer.Exit(0 if fine else 1)
 
 
@@ -65,22 +62,14 @@ def _enumerate(method: str, as_json: bool) -> bool:
     return fine
 
 
-def _test(
-    method: str,
-    name: str,
-    draft: str | None,
-    tested: dict[str, Any],
-    options: dict[str, Any],
-    device: str | None,
-    dtype: str | None,
-    as_json: bool,
-) -> bool:
+def _test(method: str, name: str, draft: str | None, options: dict[str, Any], place: dict[str, Any], as_json: bool) -> bool:
     from forerun.arguments import read_wish
     from forerun.cli.generate import load
     from forerun.evaluate.certify import Verdict, certify
 
-    read_wish(method, draft, {**options, "temperature": tested["temperature"], "max_tokens": tested["max_tokens"]})
-    model = load(name, device=device, dtype=dtype)
+    own = ("alpha", "beta", "max_sequences")
+    read_wish(method, draft, {key: value for key, value in options.items() if key not in own})  # before the model is loaded
+    model = load(name, **place)
     with Status("testing …", console=aside) as status:
 
         def report(now: Verdict) -> None:
@@ -89,7 +78,7 @@ def _test(
                 f"testing … {now.sequences} sequences, {now.tokens} tokens, evidence {now.evidence:.2g}, power {weakest:.0%}"
             )
 
-        verdict = certify(model, method, draft=draft, progress=report, **tested, **options)
+        verdict = certify(model, method, draft=draft, progress=report, **options)
     if as_json:
         typer.echo(json.dumps(asdict(verdict)))
     else:

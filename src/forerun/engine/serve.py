@@ -204,11 +204,12 @@ class Engine:
                 self._resume(ticket, None)
 
     def _best_lane(self, ticket: Ticket) -> int:
-        """The free lane whose slots hold the longest part of this text already."""
-        if not self.hosts:
-            return self.free[0]
-        memos = self.hosts[0].memos
-        return max(self.free, key=lambda lane: (memos[lane].common_prefix(ticket.seq.text), -lane))
+        """The free lane whose slots, of all models together, hold the longest part of this text already."""
+
+        def held(lane: int) -> int:
+            return sum(host.memos[lane].common_prefix(ticket.seq.text) for host in self.hosts)
+
+        return max(self.free, key=lambda lane: (held(lane), -lane))
 
     def _resume(self, ticket: Ticket, answer: Any) -> None:
         """Let one method go on until it waits again or returns. What goes wrong in it is its own affair."""
@@ -246,16 +247,16 @@ class Engine:
         for i, ticket in enumerate(tickets):
             wanted: Draw = ticket.waits_for  # type: ignore[assignment]
             kinds.setdefault((wanted.rule, *(a is None for a in wanted.args)), []).append(i)
-        outcomes = []
-        for members in kinds.values():
-            wants: list[Draw] = [tickets[i].waits_for for i in members]  # type: ignore[misc]
-            device = next(a.device for a in wants[0].args if isinstance(a, Tensor))
-            sample = self._sample([(w.seq.noise_key, w.seq.draws) for w in wants])
-            columns = wants[0].rule(*(stack(column, device) for column in zip(*(w.args for w in wants))), sample)
-            outcomes.append(torch.stack(columns, -1))
-        numbers = iter(torch.cat([o.flatten() for o in outcomes]).tolist())
         answers: list[Any] = [None] * len(tickets)
-        for members, outcome in zip(kinds.values(), outcomes):
+        outcomes: list[tuple[list[int], Tensor]] = []
+        for members in kinds.values():
+            try:
+                outcomes.append((members, self._apply([tickets[i].waits_for for i in members])))  # type: ignore[misc]
+            except Exception as error:  # a rule that fails takes with it only those who use it
+                for i in members:
+                    answers[i] = error
+        numbers = iter(torch.cat([o.flatten() for _, o in outcomes]).tolist() if outcomes else ())
+        for members, outcome in outcomes:
             for i in members:
                 row = [next(numbers) for _ in range(outcome.shape[-1])]
                 answers[i] = NoOutcome() if min(row) < 0 else row if len(row) > 1 else row[0]
@@ -263,6 +264,13 @@ class Engine:
             ticket.seq.draws += 1
         self.clock.rules += time.perf_counter() - began
         return answers
+
+    def _apply(self, wants: list[Draw]) -> Tensor:
+        """One rule for all who want it: [members, outcomes of the rule]."""
+        device = next(a.device for a in wants[0].args if isinstance(a, Tensor))
+        sample = self._sample([(w.seq.noise_key, w.seq.draws) for w in wants])
+        columns = wants[0].rule(*(stack(column, device) for column in zip(*(w.args for w in wants))), sample)
+        return torch.stack(columns, -1)
 
     def _forward(self, tickets: list[Ticket]) -> list[Any]:
         """Run one model once for all who ask it, and turn what they read into laws."""

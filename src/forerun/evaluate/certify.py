@@ -87,8 +87,8 @@ def faults(p_V: Tensor, q_V: Tensor | None) -> dict[str, Tensor]:
 class Bets:
     """The stakes on every fault, for the real run and for shadow runs in which each fault is real."""
 
-    def __init__(self, alpha: float, seed: int = 0):
-        self.limit = 1 / alpha
+    def __init__(self, alpha: float, seed: int = 0, shadows: int = SHADOWS):
+        self.limit, self.shadows = 1 / alpha, shadows
         self.stakes: dict[str, float] = {}
         self.best = 1.0
         self.impossible = 0
@@ -106,16 +106,16 @@ class Bets:
         for name, odd_V in odds.items():
             self.stakes[name] = self.stakes.get(name, 1.0) * float(odd_V[token])
         self.best = max(self.best, self.evidence)
-        for name, r_V in wrong.items():
+        for name, r_V in wrong.items() if self.shadows else ():
             self._shadow(name, r_V, odds)
 
     def _shadow(self, name: str, r_V: Tensor, odds: dict[str, Tensor]) -> None:
-        drawn = torch.multinomial(r_V, SHADOWS, replacement=True, generator=self.generator)
+        drawn = torch.multinomial(r_V, self.shadows, replacement=True, generator=self.generator)
         stakes = self.shadow_stakes.setdefault(name, {})
         for bettor, odd_V in odds.items():
-            stakes[bettor] = stakes.get(bettor, torch.ones(SHADOWS, dtype=torch.float64)) * odd_V[drawn]
+            stakes[bettor] = stakes.get(bettor, torch.ones(self.shadows, dtype=torch.float64)) * odd_V[drawn]
         mean = torch.stack(list(stakes.values())).mean(0)
-        self.caught[name] = self.caught.get(name, torch.zeros(SHADOWS, dtype=torch.bool)) | (mean >= self.limit)
+        self.caught[name] = self.caught.get(name, torch.zeros(self.shadows, dtype=torch.bool)) | (mean >= self.limit)
 
     @property
     def refuted(self) -> bool:

@@ -1,0 +1,96 @@
+"""Methods side by side: the numbers are the requests' own, and what is wrong looks wrong."""
+
+import csv
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import forerun.methods.speculative as speculative_file
+from forerun.cli import app
+from forerun.errors import BadOption
+from forerun.evaluate.compare import Entry, compare, entries, law_p_value, parses
+from tests.conftest import PROMPTS, fresh, model
+
+runner = CliRunner()
+
+
+def test_rows_add_up_what_the_requests_cost():
+    m = fresh()
+    rows = compare(entries(m, ["ar", "lookup"]), PROMPTS, max_tokens=6, rounds=2)
+    alone = [m.generate(p, method="lookup", max_tokens=6) for p in PROMPTS]
+    assert [r.method for r in rows] == ["ar", "lookup"]
+    assert rows[1].forwards == sum(r.stats.forwards for r in alone) and rows[1].tokens == sum(r.stats.tokens for r in alone)
+    assert rows[0].speedup == 1.0 and rows[0].least <= rows[0].tokens_per_second <= rows[0].most
+    assert rows[1].equals_reference == 1.0 and rows[1].p_value is None
+
+
+def test_batches_change_nothing_but_the_time():
+    m = fresh()
+    one, all_ = (compare(entries(m, ["lookup"]), PROMPTS, max_tokens=6, rounds=1, batch=b)[0] for b in (1, 5))
+    assert (one.tokens, one.forwards) == (all_.tokens, all_.forwards)
+
+
+def test_a_method_that_is_fast_and_wrong_looks_wrong(monkeypatch):
+    def wrong(x, q, p, sample):
+        n = (x >= 0).sum(-1)
+        return n, sample(p[torch.arange(len(n)), n])
+
+    monkeypatch.setattr(speculative_file, "rejection", wrong)
+    m = fresh()
+    how = dict(max_tokens=20, rounds=1, judge=m)
+    reference, fast = compare(entries(m, ["ar", "lookup"]), PROMPTS, **how)
+    assert (
+        fast.tokens_per_forward > reference.tokens_per_forward
+        and fast.equals_reference < 1
+        and fast.perplexity > reference.perplexity
+    )
+
+
+def test_above_temperature_zero_the_law_is_tested():
+    m = fresh()
+    row = compare(entries(m, ["lookup"]), PROMPTS, max_tokens=20, rounds=1, temperature=1.0)[0]
+    assert row.equals_reference is None and row.p_value > 0.01
+    cold = m.generate(PROMPTS, max_tokens=60, temperature=0.3, ignore_eos=True)
+    assert law_p_value(m, cold, 1.0) < 1e-3
+
+
+def test_methods_that_need_a_draft_take_part_if_there_is_one():
+    m = fresh()
+    assert [e.method for e in entries(m)] == ["ar", "lookup"]
+    assert [e.label for e in entries(m, None, model("llama", seed=1))][-1].startswith("speculative (tiny:llama:1")
+    with pytest.raises(BadOption, match="draft="):
+        compare([Entry(m, "speculative", {"draft": None})], PROMPTS, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "code, fine",
+    [
+        ("def f():\n    return 1\n", True),
+        ("def f():\n    return 1\n\ndef g(", True),
+        ("def f():\n    return 1\nfor x in\n    (((\n", True),
+        ("def f(:\n    return 1\nx = 1\ny = 2\nz = 3\nw = 4\n", False),
+        ("x = 1", True),
+    ],
+)
+def test_code_parses_up_to_an_unfinished_end(code, fine):
+    assert parses(code) is fine
+
+
+def test_the_command_prints_a_table_json_csv_and_a_page(tmp_path):
+    words = ["compare", "--max-tokens", "8", "--rounds", "1", "--csv", str(tmp_path / "c.csv"), "--html", str(tmp_path / "c.html")]
+    report = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    assert [row["method"] for row in report["rows"]] == ["ar", "lookup", "speculative (zoo:drafter)"]
+    assert all(row["equals_reference"] == 1 for row in report["rows"]) and report["machine"]
+    with open(tmp_path / "c.csv") as file:
+        assert len(list(csv.DictReader(file))) == 3
+    page = (tmp_path / "c.html").read_text()
+    assert page.startswith("<!doctype html>") and "speculative (zoo:drafter)" in page and "http" not in page
+    shown = runner.invoke(app, ["compare", "--max-tokens", "4", "--rounds", "1", "--methods", "ar,lookup"], env={"COLUMNS": "160"})
+    assert shown.exit_code == 0 and "lookup" in shown.stdout
+
+
+def test_comparing_nothing_is_refused():
+    assert isinstance(runner.invoke(app, ["compare", "--rounds", "0"]).exception, BadOption)
+    assert isinstance(runner.invoke(app, ["compare", "--methods", "nope"]).exception, BadOption)
