@@ -1,6 +1,6 @@
 """Forerun beside `transformers`, on the same weights and prompts, in one run: medians, spread and ratios.
 
-    python bench/core.py [--rounds 3] [--json FILE]
+    python bench/core.py [--rounds 3] [--only TEXT] [--json FILE]
 
 Contestants take turns, so that a noisy machine is noisy for all of them. All decode greedily in float32, past end tokens, so
 that each writes the same number of tokens.
@@ -118,10 +118,12 @@ def tiny_llama() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def contests(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def contests(rounds: int, only: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def add(what: str, contest: Contest, target: str) -> None:
+        if only not in what:
+            return
         rates = race(contest, rounds)
         base = rates[next(iter(contest))][0]
         for name, (median, least, most) in rates.items():
@@ -173,13 +175,16 @@ def contests(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the numbers here; with --only, replace those of the contests run again"
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the contests whose name contains this")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     console = Console(width=120)
     with console.status("racing …"):
-        rows, facts = contests(arguments.rounds)
+        rows, facts = contests(arguments.rounds, arguments.only)
     machine = f"{os.cpu_count()} cores ({platform.machine()}), torch {torch.__version__}, {date.today()}"
     table = Table("what", "who", "tokens/s", "least to most", "ratio", "wanted", title=machine)
     previous = None
@@ -192,6 +197,12 @@ def main() -> None:
     for name, value in facts.items():
         console.print(f"{name}: {value}", highlight=False)
     if arguments.json:
+        if arguments.only:
+            with open(arguments.json) as old:
+                again = {row["what"]: [r for r in rows if r["what"] == row["what"]] for row in rows}
+                kept = json.load(old)["rows"]
+            names = dict.fromkeys(row["what"] for row in kept)
+            rows = [row for name in names for row in again.get(name) or [r for r in kept if r["what"] == name]]
         with open(arguments.json, "w") as out:
             json.dump({"machine": machine, "rows": rows, "facts": facts}, out, indent=1)
 
