@@ -67,20 +67,26 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         "guarantee": row["guarantee"],
         "forwards": str(row["forwards"]),
         "of the draft": str(row["draft_forwards"] or ""),
-        "tokens/ forward": f"{row['tokens_per_forward']:.2f}",
+        "tokens/forward": f"{row['tokens_per_forward']:.2f}",
         "accepted": number(row["acceptance_length"], ".2f"),
         "tokens/s": f"{row['tokens_per_second']:.0f} ({row['least']:.0f}-{row['most']:.0f})",
         "speed-up": number(row["speedup"], ".2f"),
-        "is the reference's": law,
+        "reference's": law,
         "perplexity": number(row["perplexity"], ".2f"),
         "parses": f"{row['parses']:.0%}",
     }
 
 
+NARROW = ("model", "method", "tokens/forward", "tokens/s", "speed-up", "reference's", "parses")  # what fits into 80 columns
+
+
 def show(report: dict[str, Any], console: Console) -> None:
-    table = Table(*cells(report["rows"][0]), box=None)
-    for row in report["rows"]:
-        table.add_row(*cells(row).values())
+    """The table: all columns where there is room, else those that matter most."""
+    words = [cells(row) for row in report["rows"]]
+    columns = [name for name in words[0] if console.width >= 130 or name in NARROW]
+    table = Table(*columns, box=None)
+    for row in words:
+        table.add_row(*(row[name] for name in columns))
     console.print(table)
     console.print(_caption(report), style="dim", highlight=False)
 
