@@ -11,7 +11,7 @@ import torch
 from forerun import zoo
 from forerun.train.data import tokenise
 from forerun.train.loop import validate
-from forerun.train.objectives import OBJECTIVES
+from forerun.train.objectives import make
 from forerun.train.recipe import read
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     for name in zoo.shipped():
         network, _ = zoo.load(name, torch.float32, "cpu")
         recipe = read(zoo.recipe(name))
-        loss = validate(network, OBJECTIVES[recipe.objective], corpus, recipe, "cpu", size=128)
+        loss = validate(network, make(recipe.objective, recipe.options), corpus, recipe, "cpu", size=128)
         size = sum(p.numel() for p in network.parameters()) / 1e6
         print(f"zoo:{name}: {size:.2f} M parameters, held-out loss {loss:.3f} nats per token")
 

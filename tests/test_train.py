@@ -13,7 +13,7 @@ from forerun import zoo
 from forerun.errors import BadOption
 from forerun.train.data import Corpus, documents, tokenise
 from forerun.train.loop import learning_rate, train
-from forerun.train.objectives import autoregressive
+from forerun.train.objectives import Autoregressive, make
 from forerun.train.recipe import Recipe, read
 from tests.conftest import model, network
 
@@ -54,7 +54,7 @@ def test_the_autoregressive_loss_is_the_mean_of_the_conditionals():
         forced = model().generate(tokens[:i], max_tokens=1, allowed_tokens=[tokens[i]], logprobs=0)
         total -= forced.logprobs[0]["logprob"]
     with torch.no_grad():
-        assert float(autoregressive(network("llama"), torch.tensor([tokens]))) == pytest.approx(total / 7, abs=1e-4)
+        assert float(Autoregressive().loss(network("llama"), torch.tensor([tokens]))) == pytest.approx(total / 7, abs=1e-4)
 
 
 def test_training_lowers_the_held_out_loss(corpus, tmp_path):

@@ -10,30 +10,51 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from forerun.errors import BadOption
 from forerun.train.data import Corpus
-from forerun.train.objectives import OBJECTIVES
+from forerun.train.objectives import Objective, make
 from forerun.train.recipe import Recipe
 
 COLUMNS = ("step", "tokens", "loss", "valid_loss", "learning_rate", "seconds")
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """A linear rise, then a cosine down to a tenth."""
+    """A linear rise, then a cosine down to a tenth or a line down to nothing."""
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    if recipe.decay == "linear":
+        return recipe.learning_rate * max(0.0, 1 - done)
     return recipe.learning_rate * (0.1 + 0.9 * (1 + math.cos(math.pi * min(done, 1.0))) / 2)
 
 
 def new_network(recipe: Recipe) -> Any:
-    """The recipe's model with fresh weights."""
+    """The network that training begins with: the recipe's `start`, else its model with fresh weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(recipe.seed)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**recipe.model), dtype=torch.float32)
+    if recipe.start is None:
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**recipe.model), dtype=torch.float32)
+    else:
+        network = _started(recipe.start)
+    marks = make(recipe.objective, recipe.options).marks
+    if marks.get("mask_token", 0) >= network.config.vocab_size:
+        network.resize_token_embeddings(marks["mask_token"] + 1)
+    if marks:
+        network.config.forerun = marks
+    return network
+
+
+def _started(name: str) -> Any:
+    from forerun import zoo
+    from forerun.checkpoints import causal
+
+    if name.startswith("zoo:"):
+        return zoo.load(name.removeprefix("zoo:"), torch.float32, "cpu")[0].train()
+    return causal.load_weights(causal.find(name), torch.device("cpu"), torch.float32).train()
 
 
 def parameter_groups(network: Any, decay: float) -> list[dict[str, Any]]:
@@ -68,7 +89,7 @@ def train(
     step, seconds = _resume(out / "checkpoint.pt", recipe, network, optimiser)
     network, optimiser = accelerator.prepare(network, optimiser)
     forward = torch.compile(network) if on_gpu else network
-    objective = OBJECTIVES[recipe.objective]
+    objective = make(recipe.objective, recipe.options)
     share = recipe.batch // recipe.accumulate // accelerator.num_processes
     if share == 0:
         raise BadOption(
@@ -83,10 +104,11 @@ def train(
     while step < min(recipe.steps, stop_at or recipe.steps):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, recipe)
-        whole = corpus.batch(step, recipe.batch, recipe.context, recipe.seed).to(accelerator.device)
-        mine = whole[accelerator.process_index * share * recipe.accumulate :]
+        tokens = corpus.batch(step, recipe.batch, recipe.context, recipe.seed)
+        whole = objective.prepare(tokens, np.random.default_rng([recipe.seed, step]), step)
         for part in range(recipe.accumulate):
-            loss = objective(forward, mine[part * share : (part + 1) * share])
+            first = (accelerator.process_index * recipe.accumulate + part) * share
+            loss = objective.loss(forward, *(x[first : first + share].to(accelerator.device, non_blocking=True) for x in whole))
             accelerator.backward(loss / recipe.accumulate)
             losses.append(loss.detach())
         accelerator.clip_grad_norm_(network.parameters(), recipe.clip)
@@ -115,11 +137,14 @@ def train(
 
 
 @torch.no_grad()
-def validate(network: Any, objective: Any, corpus: Corpus, recipe: Recipe, device: Any, size: int = 512) -> float:
-    """The objective on held-out windows, in the recipe's batches."""
-    tokens = corpus.held_out(size, recipe.context).to(device)
-    parts = tokens.split(min(recipe.batch, 128))
-    return sum(float(objective(network, part)) * len(part) for part in parts) / len(tokens)
+def validate(network: Any, objective: Objective, corpus: Corpus, recipe: Recipe, device: Any, size: int = 512) -> float:
+    """The objective on held-out windows, always the same ones, in the recipe's batches."""
+    objective = objective.held_out()
+    whole = objective.prepare(corpus.held_out(size, recipe.context), np.random.default_rng(recipe.seed), recipe.steps)
+    total = 0.0
+    for part in zip(*(x.split(min(recipe.batch, 128)) for x in whole)):
+        total += float(objective.loss(network, *(x.to(device) for x in part))) * len(part[0])
+    return total / len(whole[0])
 
 
 def _save(file: Path, recipe: Recipe, network: Any, optimiser: Any, step: int, seconds: float) -> None:

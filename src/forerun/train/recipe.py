@@ -16,12 +16,15 @@ class Recipe:
     """One training run. Every field can be set in the YAML file; unknown ones are refused."""
 
     objective: str
+    options: dict[str, Any] = field(default_factory=dict)  # of the objective
+    start: str | None = None  # a checkpoint to begin from: a directory, a hub id or zoo:NAME; without one, fresh weights
     model: dict[str, Any] = field(default_factory=dict)  # model_type and its config, for transformers
     context: int = 256  # tokens per training sequence
     batch: int = 256  # sequences per step, over all processes
     steps: int = 1000
     learning_rate: float = 3e-3
-    warmup: int = 200  # steps of linear rise; afterwards the rate falls as a cosine to a tenth
+    warmup: int = 200  # steps of linear rise
+    decay: str = "cosine"  # how the rate falls afterwards: as a cosine to a tenth, or "linear" to nothing
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
@@ -31,11 +34,12 @@ class Recipe:
     save_every: int = 2000
 
     def __post_init__(self) -> None:
-        from forerun.train.objectives import OBJECTIVES
+        from forerun.train.objectives import make
 
         object.__setattr__(self, "betas", tuple(self.betas))
-        if self.objective not in OBJECTIVES:
-            raise unknown("objective", self.objective, OBJECTIVES)
+        make(self.objective, self.options)
+        if self.decay not in ("cosine", "linear"):
+            raise unknown("decay", self.decay, ("cosine", "linear"))
         for name in ("context", "batch", "steps", "accumulate", "validate_every", "save_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
