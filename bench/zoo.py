@@ -1,4 +1,4 @@
-"""Held-out loss of the shipped weights, as stored, on any corpus:  python bench/zoo.py [DATA]"""
+"""Held-out loss of the shipped weights, as stored, on any corpus:  python bench/zoo.py [DATA [NAME ...]]"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
     source = sys.argv[1] if len(sys.argv) > 1 else None
     with tempfile.TemporaryDirectory() as folder:
         corpus = tokenise(source, zoo.tokenizer(), Path(folder) / "tokens.npz")
-    for name in zoo.shipped():
+    for name in sys.argv[2:] or zoo.shipped():
         network, _ = zoo.load(name, torch.float32, "cpu")
         recipe = read(zoo.recipe(name))
         loss = validate(network, make(recipe.objective, recipe.options), corpus, recipe, "cpu", size=128)

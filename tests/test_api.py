@@ -410,7 +410,7 @@ class TestBadInput:
         async def paint(seq, target: Marginal):
             """Fill blanks."""
 
-        with pytest.raises(NotAble, match=r"'paint'.*marginals.*'ar'"):
+        with pytest.raises(NotAble, match=r"'paint'.*fills blanks.*'ar'"):
             paint.check(tiny_model.family, tiny_model.name)
 
     def test_in_a_batch_one_bad_request_fails_alone(self, tiny_model):

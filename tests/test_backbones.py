@@ -25,7 +25,7 @@ def backbone(arch, dtype):
 
 
 def plan(text, *chains):
-    return Causal().conditionals(np.array(text, np.int32), chains or ((),))
+    return Causal.after(np.array(text, np.int32), chains or ((),))
 
 
 def run(b, slots, *work):

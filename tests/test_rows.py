@@ -71,12 +71,12 @@ def test_kept_rows_saw_nothing_but_kept_rows(old, new, size):
 
 
 def test_causal_rows_see_themselves_and_what_is_before():
-    mask = visible(Segment(0, Causal().conditionals(np.array([5, 6], np.int32), [[7]]), 1, 0))
+    mask = visible(Segment(0, Causal.after(np.array([5, 6], np.int32), [[7]]), 1, 0))
     assert mask.tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_a_branch_sees_the_text_and_itself_but_no_other_branch():
-    p = Causal().conditionals(np.array([5, 6], np.int32), [[7, 8], [9, 4]])
+    p = Causal.after(np.array([5, 6], np.int32), [[7, 8], [9, 4]])
     assert visible(Segment(0, p, 0, 0)).astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -91,5 +91,5 @@ def test_a_branch_sees_the_text_and_itself_but_no_other_branch():
 
 
 def test_a_window_hides_what_lies_too_far_back():
-    s = Segment(0, Causal().conditionals(np.arange(4, dtype=np.int32), [()]), 3, 0)
+    s = Segment(0, Causal.after(np.arange(4, dtype=np.int32), [()]), 3, 0)
     assert visible(s, window=2).tolist() == [[False, False, True, True]]

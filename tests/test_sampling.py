@@ -24,7 +24,7 @@ def ours(logits, chain=(), prompt=(1, 2, 2), output=(), stops=(), rows=None, **o
     history = History(Sampling(**options), np.array(prompt), VOCAB, frozenset(stops))
     for token in output:
         history.add(token)
-    return laws(logits, [Chain(history, list(chain), rows or len(logits))])
+    return laws(logits, [Chain(history, list(chain), range(len(chain) + 1 - (rows or len(logits)), len(chain) + 1))])
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def test_min_p_of_one_keeps_the_likeliest(logits):
 def test_a_row_that_keeps_all_is_untouched_by_a_neighbours_top_p():
     tail = torch.linspace(0, -60, VOCAB)[None]  # probabilities down to 1e-26
     histories = [History(Sampling(temperature=1.0, top_p=p), np.array([1]), VOCAB, frozenset()) for p in (1.0, 0.3)]
-    both = laws(tail.expand(2, VOCAB), [Chain(h, [], 1) for h in histories])
-    assert torch.equal(both[0], laws(tail, [Chain(histories[0], [], 1)])[0]) and (both[0] > 0).all()
+    both = laws(tail.expand(2, VOCAB), [Chain(h, [], [0]) for h in histories])
+    assert torch.equal(both[0], laws(tail, [Chain(histories[0], [], [0])])[0]) and (both[0] > 0).all()
 
 
 def test_repetition_penalty_counts_a_token_that_occurred_once_in_the_output(logits):
@@ -134,9 +134,9 @@ def test_logit_bias_is_added(logits):
 def test_rows_of_one_batch_keep_their_own_parameters(logits):
     options = [{"temperature": 0.0}, {"temperature": 0.5, "top_k": 3}, {"temperature": 2.0, "top_p": 0.5, "frequency_penalty": 1.0}]
     histories = [History(Sampling(**o), np.array([1]), VOCAB, frozenset()) for o in options]
-    together = laws(logits.expand(3, VOCAB), [Chain(h, [], 1) for h in histories])
+    together = laws(logits.expand(3, VOCAB), [Chain(h, [], [0]) for h in histories])
     for row, history in zip(together, histories):
-        assert torch.equal(row, laws(logits, [Chain(history, [], 1)])[0])
+        assert torch.equal(row, laws(logits, [Chain(history, [], [0])])[0])
 
 
 def test_logits_are_left_as_they_were(logits):

@@ -9,13 +9,15 @@ import sys
 import pytest
 import torch
 
+import forerun
 from forerun import zoo
 from forerun.errors import BadOption
 from forerun.train.data import Corpus, documents, tokenise
 from forerun.train.loop import learning_rate, train
-from forerun.train.objectives import Autoregressive, make
+from forerun.train.objectives import Autoregressive
 from forerun.train.recipe import Recipe, read
 from tests.conftest import model, network
+from tests.test_cli import run
 
 SHAPE = dict(
     model_type="llama",
@@ -161,3 +163,63 @@ def test_a_recipe_that_means_nothing_is_refused(tmp_path, text, said):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(BadOption, match=said):
         read(tmp_path / "r.yaml")
+
+
+ANY = dataclasses.replace(RECIPE, objective="any-subset", options={"mask_token": 1, "ahead": 0.3})
+
+
+def test_an_any_subset_run_that_stopped_goes_on_as_if_it_had_not(corpus, tmp_path):
+    whole = train(ANY, corpus, tmp_path / "whole")
+    for stop in (3, None):
+        pieces = train(ANY, corpus, tmp_path / "pieces", stop_at=stop)
+    assert same(whole, pieces) and whole.config.forerun == {"family": "any-subset", "mask_token": 1}
+    parts = train(dataclasses.replace(ANY, accumulate=4), corpus, tmp_path / "parts")
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=2e-3)
+
+
+def test_a_validation_may_decode(corpus, tmp_path):
+    rows = []
+    train(dataclasses.replace(ANY, steps=4, decode=2, judge="zoo:ar"), corpus, tmp_path, report=rows.append)
+    assert rows[-1]["perplexity"] > 1 and rows[-1]["tokens_per_forward"] >= 1 and rows[-1]["entropy"] > 0
+    assert (tmp_path / "curve.csv").read_text().splitlines()[0].endswith("entropy,perplexity,tokens_per_forward")
+
+
+def test_a_causal_checkpoint_becomes_an_any_subset_model(tmp_path):
+    """From any causal checkpoint, whose tokenizer has no mask: it gets one, and the result loads and infills."""
+    from forerun.checkpoints import tiny
+
+    start = tmp_path / "start"
+    tiny.build("qwen2").save_pretrained(start)
+    tiny.tokenizer().save_pretrained(start)
+    for i in range(120):
+        (tmp_path / f"{i}.py").write_text(f"x{i} = {i}\ny = x{i} + {i}\n" * 4)
+    (tmp_path / "r.yaml").write_text(
+        "objective: any-subset\ncontext: 32\nbatch: 4\nsteps: 3\nwarmup: 1\nvalidate_every: 2\ndecay: linear\n"
+    )
+    words = [
+        "train",
+        "any-subset",
+        "--config",
+        tmp_path / "r.yaml",
+        "--data",
+        tmp_path,
+        "--out",
+        tmp_path / "run",
+        "--start",
+        start,
+    ]
+    done = run(*words)
+    assert done.exit_code == 0, done.exception
+    trained = forerun.load(str(tmp_path / "run" / "model"))
+    assert trained.family.name == "any-subset" and trained.family.mask_token == trained.tokenizer.mask_token_id
+    result = trained.infill("x<|fill:3|>y", method="assd", temperature=1.0)
+    assert result.stats.tokens == 3 and trained.family.mask_token not in result.token_ids
+    assert "not for 'ar'" in str(run("train", "ar", "--config", tmp_path / "r.yaml", "--out", tmp_path).exception)
+    assert "'any-subset'" in str(run("train", "any-subst", "--config", tmp_path / "r.yaml", "--out", tmp_path).exception)
+
+
+def test_the_rate_may_fall_in_a_line_to_nothing():
+    line = dataclasses.replace(RECIPE, decay="linear")
+    rates = [learning_rate(step, line) for step in range(line.steps + 1)]
+    assert rates[-1] == 0 and rates[3] - rates[4] == pytest.approx(rates[8] - rates[9])

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
 
+import numpy as np
 import torch
 
-from forerun import zoo
+from forerun import infilling, zoo
 from forerun.arguments import Wish, check_for, check_same_tokens, read_prompts, read_wish, room_after
 from forerun.checkpoints import causal, tiny
+from forerun.core import BLANK, AnySubset, Canvas
 from forerun.engine.cache import check_room, lanes_that_fit
-from forerun.engine.serve import Backbone, Engine, Host, Questions
-from forerun.errors import BadOption, ForerunError, NoRoom, unknown
+from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
+from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
 from forerun.jobs import Job, Jobs, Stream, failed
+from forerun.parameters import Sampling
 from forerun.registry import family_for
 from forerun.result import Result
+from forerun.sampling import History
 
 DEFAULT_LANES = 8
+UNBOUNDED_CONTEXT = 1024  # for models that know only distances, such as XLNet, unless max_context says otherwise
 
 
 def load(
@@ -67,9 +72,9 @@ def from_network(
     causal.check_attention(network.config, max_context)
     config = network.config.get_text_config()
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
-    if max_context is not None and max_context > longest:
+    if max_context is not None and 0 < longest < max_context:
         raise BadOption(f"max_context={max_context} is more than the {longest} positions that '{name}' was made for.")
-    context = max_context or longest
+    context = max_context or (longest if longest > 0 else UNBOUNDED_CONTEXT)
     vocab = min(config.vocab_size, len(tokenizer)) if tokenizer is not None else config.vocab_size
     eos = causal.eos_ids(network, tokenizer)
     family = family_for(config)
@@ -125,10 +130,10 @@ class Model:
     @cached_property
     def host(self) -> Host:
         """This model's slots, made when they are first needed: a model that only drafts for another never needs its own."""
-        return self.engine.host(self.backbone, self.context)
+        return self.engine.host(self.backbone, self.family.slots(self.context), self.family.never)
 
     def _lanes(self, lanes: int | None) -> int:
-        size = self.backbone.bytes_per_lane(self.context)
+        size = self.backbone.bytes_per_lane(self.family.slots(self.context))
         if lanes is None:
             lanes = min(DEFAULT_LANES, lanes_that_fit(size, self.backbone.device))
             if lanes < 1:
@@ -191,11 +196,83 @@ class Model:
             room = room_after(prompt, sampling.max_tokens, sampling.min_tokens, shortest.context, shortest.name)
         except ForerunError as error:
             return failed(error, wish.method, self.name)
-        drafter = None
-        if wish.drafter is not None:
-            drawn_from = {} if small is None else {"model": Questions(small.family, self._draft_hosts[small], drafting=True)}
-            drafter = wish.drafter(**drawn_from, **wish.drafter_options)
-        return Job(self, wish, prompt, room, sample, drafter, text)
+        return Job(self, wish, [*prompt, *[BLANK] * room], sample, self.drafter(wish, small), text)
+
+    def infill(self, text: Any = None, *, token_ids: Any = None, method: str = "assd", draft: Any = None, **options: Any) -> Any:
+        """Fill the holes of a text: `<|fill:8|>` is a hole of eight tokens, `<|fill:4-12|>` one of four to twelve, the length with
+        the highest joint density per token. Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or
+        a list of any of these. One `Infilled` each; with n above 1, the n best or n samples.
+        """
+        requests, several = self.submit_infill(text, token_ids=token_ids, method=method, draft=draft, **options)
+        try:
+            self.engine.run()
+        finally:
+            for request in requests:
+                for job in getattr(request, "jobs", ()):
+                    self.engine.cancel(job.ticket)
+        found = [r for request in requests for r in ([request] if isinstance(request, Result) else request.results())]
+        if several or options.get("n", 1) > 1:
+            return found
+        if found[0].error is not None:
+            raise found[0].error
+        return found[0]
+
+    def submit_infill(
+        self, text: Any = None, *, token_ids: Any = None, method: str = "assd", draft: Any = None, **options: Any
+    ) -> tuple[list[Any], bool]:
+        """Queue texts with holes: a `Request` each, or the result that says why there is none; and whether there were several."""
+        infilling.check_options(self, options)
+        wish = read_wish(method, draft, options)
+        check_for(self, wish)
+        if (text is None) == (token_ids is None):
+            raise BadOption("give either a text with holes or token_ids=, not both and not neither.")
+        given, read_one = (text, infilling.read) if token_ids is None else (token_ids, infilling.of_ids)
+        several = isinstance(given, list | tuple) and (token_ids is None or (bool(given) and isinstance(given[0], list | tuple)))
+        small = self.draft_model(draft) if wish.needs_draft_model else None
+        requests: list[Any] = []
+        for one in given if several else [given]:
+            try:
+                requests.append(infilling.Request(self, wish, read_one(one), small))
+            except ForerunError as error:
+                if not several:
+                    raise
+                requests.append(infilling.failed(error, failed(error, wish.method, self.name)))
+        for request in requests:
+            for job in getattr(request, "jobs", ()):
+                self.engine.submit(job.ticket)
+        return requests, several
+
+    def logprob(self, text: Any, completion: Any) -> float:
+        """The joint log-probability, in nats, of what fills the holes of a text, under the model's own law: one forward.
+
+        `completion` is a text, or one for each hole; `<|fill|>` is a hole of whatever length its completion has. A left-to-right
+        model can score a hole at the end.
+        """
+        template = infilling.read(text)
+        ids = infilling.token_ids(self, template)
+        parts = infilling.completion_ids(self, template, completion)
+        if AnySubset not in self.family.answers and (len(parts) > 1 or ids[-1]):
+            raise NotAble(f"'{self.name}' goes from left to right: it can score one hole at the end of a text, and no other.")
+        canvas, tokens = infilling.canvas_of(self, ids, [len(part) for part in parts]), [t for part in parts for t in part]
+        history = History(Sampling(temperature=1.0, logprobs=0), np.zeros(0, np.int64), self.vocab, frozenset())
+        seq, total = Canvas(canvas, history=history), []
+
+        async def ask() -> None:
+            await Questions(self.family, self.host).conditionals(seq, tokens[:-1])
+            total.append(infilling.density(seq, tokens))
+
+        ticket = self.engine.submit(Ticket(seq, ask))
+        self.engine.run()
+        if ticket.error is not None:
+            raise ticket.error
+        return total[0]
+
+    def drafter(self, wish: Wish, small: Model | None) -> Any | None:
+        """The drafter of one request, if it has one."""
+        if wish.drafter is None:
+            return None
+        drawn_from = {} if small is None else {"model": Questions(small.family, self._draft_hosts[small], drafting=True)}
+        return wish.drafter(**drawn_from, **wish.drafter_options)
 
     def draft_model(self, draft: Any) -> Model:
         """A draft model, loaded once, with lanes of its own in this model's engine."""
@@ -209,8 +286,9 @@ class Model:
         if draft not in self._draft_hosts:
             check_same_tokens(self, draft)
             context = min(self.context, draft.context)
-            check_room(self.engine.lanes, context, draft.backbone.bytes_per_lane(context), draft.backbone.device)
-            self._draft_hosts[draft] = self.engine.host(draft.backbone, context)
+            room = draft.family.slots(context)
+            check_room(self.engine.lanes, context, draft.backbone.bytes_per_lane(room), draft.backbone.device)
+            self._draft_hosts[draft] = self.engine.host(draft.backbone, room, draft.family.never)
         return draft
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -62,6 +62,8 @@ def drafter_class(how: registry.Method, draft: Any) -> Any | None:
             does = f"always drafts with {how.drafter!r}" if how.drafts else "does not draft"
             raise BadOption(f"draft={draft!r}: method={how.name!r} {does}; use method='speculative'.")
         return registry.get("drafters", how.drafter) if how.drafter else None
+    if draft is None and how.drafts_itself:
+        return None
     if draft is None:
         free = ", ".join(repr(name) for name in registry.names("drafters") if name != "model")
         raise BadOption(f"method={how.name!r} needs draft=: the name of a smaller model, or {free}.")
@@ -137,8 +139,8 @@ def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunE
         ids = [int(token) for token in prompt]
     else:
         return BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
-    if not ids:
-        return BadOption("prompt is empty: a left-to-right model needs at least one token to go on from.")
+    if not ids and model.family.needs_prompt:
+        return BadOption(f"prompt is empty: '{model.name}' (family '{model.family.name}') needs at least one token to go on from.")
     bad = next((token for token in ids if not 0 <= token < model.vocab), None)
     if bad is not None:
         return BadOption(f"prompt has token id {bad}, but the ids of '{model.name}' run from 0 to {model.vocab - 1}.")

@@ -46,6 +46,16 @@ class Marginal(Protocol):
         """The laws [len(positions), V] of each blank on its own, given what is decided."""
 
 
+@runtime_checkable
+class AnySubset(Conditional, Marginal, Protocol):
+    """A model that scores chains through blanks, wherever they are, and whose marginal of the next blank is that blank's
+    conditional: one network answers both questions, in one forward if need be."""
+
+    def outlook(self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]) -> Awaitable[list[Tensor]]:
+        """What `conditionals` answers for the chain, and then for each prefix of it, given by its length, the marginals of up to k
+        blanks after the one that follows the prefix: the next draft, should the chain be accepted up to there."""
+
+
 class Drafter(Protocol):
     """Something that proposes the next tokens of a sequence."""
 
@@ -93,6 +103,8 @@ class Canvas:
         sample: int = 0,
     ):
         self.canvas = np.array(canvas, dtype=np.int32)
+        self.blanks = np.flatnonzero(self.canvas == BLANK)  # the positions to fill, from left to right
+        self.given = np.flatnonzero(self.canvas != BLANK)
         self.history = history
         self.ending = ending or (lambda token: None)
         self.trace: list[Event] = []
@@ -100,7 +112,6 @@ class Canvas:
         self.noise_key = mix(seed, sample)
         self.finish_reason: str | None = None
         self.known = self._known_from(0)  # everything before this position is decided
-        self.prompt_length = self.known
         self.laws: dict[int, tuple[Tensor, Tensor]] = {}  # position -> (logits, law) last answered, kept if logprobs are asked for
         self.logprobs: list[dict[str, Any]] = []
 
@@ -118,8 +129,13 @@ class Canvas:
         return self.canvas[: self.known]
 
     @property
+    def filled(self) -> int:
+        """How many blanks, from the left, are decided with everything before them."""
+        return int(np.searchsorted(self.blanks, self.known))
+
+    @property
     def output(self) -> list[int]:
-        return self.canvas[self.prompt_length : self.known].tolist()
+        return self.canvas[self.blanks[: self.filled]].tolist()
 
     @property
     def remaining(self) -> int:
@@ -160,13 +176,17 @@ class Canvas:
 
     def _extend(self) -> None:
         """Move the decided prefix over what was just filled, token by token, until it ends or meets a blank."""
+        was_blank = self.filled
         while self.known < len(self.canvas) and self.canvas[self.known] != BLANK:
-            token = int(self.canvas[self.known])
-            self.history.add(token)
-            if self.history.sampling.logprobs is not None and self.known in self.laws:
-                self.logprobs.append(self._logprob(token))
+            token, reason = int(self.canvas[self.known]), None
+            if was_blank < len(self.blanks) and self.blanks[was_blank] == self.known:  # given tokens were never said by us
+                self.history.add(token)
+                if self.history.sampling.logprobs is not None and self.known in self.laws:
+                    self.logprobs.append(self._logprob(token))
+                reason = self.ending(token)
+                was_blank += 1
             self.known += 1
-            self.finish_reason = self.ending(token) or ("length" if self.known == len(self.canvas) else None)
+            self.finish_reason = reason or ("length" if self.known == len(self.canvas) else None)
             if self.done:
                 return
 

@@ -25,14 +25,23 @@ if TYPE_CHECKING:
 class Job:
     """One request: its canvas, its text so far, and its ticket in the engine."""
 
-    def __init__(self, model: Model, wish: Wish, prompt: list[int], room: int, sample: int, drafter: Any, text: bool):
-        self.model, self.how, self.prompt = model, wish.method, prompt
+    def __init__(
+        self,
+        model: Model,
+        wish: Wish,
+        canvas: Sequence[int],
+        sample: int,
+        drafter: Any,
+        text: bool = False,
+        forbidden: frozenset[int] = frozenset(),
+    ):
+        self.model, self.how = model, wish.method
+        self.prompt = [token for token in canvas if token != BLANK]
         sampling = wish.sampling
         self.stop_tokens = stop_tokens(model, wish)
         self.writer = Writer(model.decode, sampling.stop) if text or sampling.stop else None
         self.stopped_by: str | int | None = None
-        history = History(sampling, np.asarray(prompt), model.vocab, self.stop_tokens)
-        canvas = [*prompt, *[BLANK] * room]
+        history = History(sampling, np.asarray(self.prompt, np.int64), model.vocab, self.stop_tokens, forbidden)
         self.seq = Canvas(canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample)
         arguments = {f.name: getattr(wish.options, f.name) for f in fields(wish.options)}
         if drafter is not None:

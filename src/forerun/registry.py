@@ -22,14 +22,26 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ar": "forerun.methods.autoregressive:autoregressive",
         "speculative": "forerun.methods.speculative:speculative",
         "lookup": "forerun.methods.speculative:lookup",
+        "sequential": "forerun.methods.autoregressive:sequential",
+        "assd": "forerun.methods.assd:assd",
+        "assd-tolerant": "forerun.methods.assd:tolerant_assd",
     },
     "drafters": {
         "model": "forerun.drafters.autoregressive:ModelDrafter",
         "lookup": "forerun.drafters.lookup:LookupDrafter",
+        "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
     "routers": {},
-    "families": {"causal": "forerun.families.causal:Causal"},
+    "families": {
+        "causal": "forerun.families.causal:Causal",
+        "any-subset": "forerun.families.any_subset:AnySubset",
+        "xlnet": "forerun.families.any_subset:XLNet",
+    },
 }
+
+
+# What a model does that answers a question of `core`, for errors.
+ASKED = {"Conditional": "scores chains", "Marginal": "fills blanks", "AnySubset": "scores chains through blanks anywhere"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,7 @@ class Method:
     options: type = NoOptions
     drafter: str | None = None  # the drafter it always uses; None leaves the choice to `draft=`
     reason: str = ""  # why it is approximate, if it is
+    asks: tuple[type, ...] = ()  # the questions its target must answer, where the annotation of `target` does not say all
 
     @property
     def summary(self) -> str:
@@ -55,7 +68,9 @@ class Method:
 
     @cached_property
     def needs(self) -> tuple[type, ...]:
-        """The questions its target must answer, from the annotation of its parameter `target`."""
+        """The questions its target must answer, from the annotation of its parameter `target` unless given."""
+        if self.asks:
+            return self.asks
         wanted = get_type_hints(self.run).get("target")
         return tuple(getattr(wanted, "__args__", None) or ([wanted] if wanted else []))
 
@@ -63,17 +78,22 @@ class Method:
     def drafts(self) -> bool:
         return "drafter" in inspect.signature(self.run).parameters
 
+    @cached_property
+    def drafts_itself(self) -> bool:
+        """Does it draft without a drafter too? Then its parameter `drafter` may be None."""
+        return self.drafts and inspect.signature(self.run).parameters["drafter"].default is None
+
     def option_names(self) -> list[str]:
         return [f.name for f in fields(self.options)]
 
     def check(self, family: Any, model_name: str) -> None:
         """Refuse a model that cannot answer what this method asks."""
-        missing = [need.__name__.lower() for need in self.needs if need not in family.answers]
+        missing = [ASKED[need.__name__] for need in self.needs if need not in family.answers]
         if missing:
             able = [n for n in names("methods") if all(q in family.answers for q in get("methods", n).needs)]
             raise NotAble(
-                f"method={self.name!r} asks for {' and '.join(missing)}s, which '{model_name}' (family '{family.name}') does not "
-                f"answer. Try method={' or '.join(map(repr, able))}."
+                f"method={self.name!r} needs a model that {' and '.join(missing)}, and '{model_name}' (family '{family.name}') "
+                f"does not. Try method={' or '.join(map(repr, able))}."
             )
 
 
@@ -85,11 +105,12 @@ def method(
     options: type = NoOptions,
     drafter: str | None = None,
     reason: str = "",
+    needs: tuple[type, ...] = (),
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Method]:
     """Make a decoding method of an async function `(seq, target[, drafter], **options)`."""
     if guarantee not in ("exact", "greedy-exact", "approximate"):
         raise BadOption(f"guarantee={guarantee!r} must be 'exact', 'greedy-exact' or 'approximate'.")
-    return lambda run: Method(name, run, guarantee, reference, options, drafter, reason)
+    return lambda run: Method(name, run, guarantee, reference, options, drafter, reason, needs)
 
 
 def _outside(kind: str) -> dict[str, Any]:
@@ -116,4 +137,4 @@ def get(kind: str, name: str) -> Any:
 def family_for(config: Any) -> Any:
     """The family that a checkpoint belongs to: the first that claims its config, left-to-right models last."""
     candidates = [get("families", name) for name in sorted(names("families"), key=lambda name: name == "causal")]
-    return next(family for family in candidates if family.claims(config))()
+    return next(family for kind in candidates if (family := kind.of(config)) is not None)

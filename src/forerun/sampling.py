@@ -22,8 +22,16 @@ from forerun.parameters import Sampling
 class History:
     """What the penalties of one sequence look back on: how often each token occurred."""
 
-    def __init__(self, sampling: Sampling, prompt: np.ndarray, vocab: int, stop_tokens: frozenset[int]):
-        self.sampling, self.vocab, self.stop_tokens = sampling, vocab, stop_tokens
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: np.ndarray,
+        vocab: int,
+        stop_tokens: frozenset[int],
+        forbidden: frozenset[int] = frozenset(),
+    ):
+        self.sampling, self.vocab, self.stop_tokens, self.forbidden = sampling, vocab, stop_tokens, forbidden
+        self.edits_logits = sampling.edits_logits or bool(forbidden)
         self.generated = 0
         self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
         self.in_prompt_V = np.zeros_like(self.in_output_V)
@@ -37,38 +45,42 @@ class History:
             self.in_output_V[token] += 1
 
     def static_V(self, like: Tensor) -> Tensor:
-        """Logit bias and allowed tokens as one vector to add, made once."""
+        """Logit bias, allowed and forbidden tokens as one vector to add, made once."""
         if self._static is None:
             add_V = torch.zeros(self.vocab, dtype=like.dtype)
             if self.sampling.allowed_tokens is not None:
                 add_V.fill_(-math.inf)[list(self.sampling.allowed_tokens)] = 0
             for token, bias in (self.sampling.logit_bias or {}).items():
                 add_V[int(token)] += bias
+            add_V[list(self.forbidden)] = -math.inf
             self._static = add_V.to(like.device)
         return self._static
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A run of rows that stand for one chain: row i is the law after the text so far and the first i chain tokens.
+    """Rows that stand for one chain: row i is a law given the text so far and the first `prefixes[i]` tokens of the chain.
 
-    Only the last `rows` of them are read; penalties and the minimum length hold inside the chain too.
+    Penalties and the minimum length hold inside the chain too.
     """
 
     history: History
     tokens: Sequence[int]
-    rows: int
+    prefixes: Sequence[int]
+
+    @property
+    def rows(self) -> int:
+        return len(self.prefixes)
 
     def edit(self, logits_LV: Tensor) -> Tensor:
         """The logits after everything that depends on the text so far."""
         sampling, history = self.history.sampling, self.history
         logits_LV = logits_LV + history.static_V(logits_LV)
-        prefixes = range(len(self.tokens) + 1 - self.rows, len(self.tokens) + 1)
-        for row, length in enumerate(prefixes):
+        for row, length in enumerate(self.prefixes):
             if history.generated + length < sampling.min_tokens and history.stop_tokens:
                 logits_LV[row, list(history.stop_tokens)] = -math.inf
         if sampling.penalised:
-            out_LV = np.stack([self._output_counts(length) for length in prefixes])
+            out_LV = np.stack([self._output_counts(length) for length in self.prefixes])
             logits_LV = penalise(
                 logits_LV,
                 torch.from_numpy(history.in_prompt_V).to(logits_LV.device),
@@ -96,9 +108,9 @@ def laws(logits_RV: Tensor, chains: Sequence[Chain]) -> Tensor:
     """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is read only."""
     if logits_RV.dtype != torch.float64:
         logits_RV = logits_RV.float()
-    if any(chain.history.sampling.edits_logits for chain in chains):
+    if any(chain.history.edits_logits for chain in chains):
         parts = logits_RV.split([chain.rows for chain in chains])
-        logits_RV = torch.cat([c.edit(p) if c.history.sampling.edits_logits else p for c, p in zip(chains, parts)])
+        logits_RV = torch.cat([c.edit(p) if c.history.edits_logits and c.rows else p for c, p in zip(chains, parts)])
     row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
     if all(s.temperature == 0 for s in row_sampling):
         return greedy(logits_RV)

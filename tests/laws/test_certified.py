@@ -4,7 +4,7 @@ import pytest
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
-from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law
+from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law, standard_cases
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -78,4 +78,31 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 
 def test_every_method_that_claims_to_be_exact_is_certified_here():
     exact = {name for name in registry.BUILT_IN["methods"] if registry.get("methods", name).guarantee == "exact"}
-    assert exact == {"ar", "speculative", "lookup"}
+    assert exact == {"ar", "speculative", "lookup", "sequential", "assd"}
+
+
+@pytest.mark.parametrize("method", ["sequential", "assd"])
+def test_any_subset_decoding_has_the_law_of_its_definition(method):
+    """Theorem 2, and what we added to the algorithm: scattered holes, prefix, suffix, all blank but one, nothing given; every k and
+    every outlook; temperatures, top-p, penalties; end tokens; the n-gram drafter."""
+    for case in standard_cases(method):
+        assert_certified(case())
+
+
+@pytest.mark.parametrize("method", ["speculative", "lookup"])
+def test_causal_drafters_are_certified_through_holes_too(method):
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1) if method == "speculative" else None
+    for prompt in ([None, 0, None, None, 1], [1, None, None, 2]):
+        if method == "lookup":
+            assert_certified(certify_case(method, target, prompt, mask=3, temperature=1.0))
+        else:
+            assert_certified(certify_case(method, target, [0, 1], draft=draft, mask=3, temperature=1.0, max_tokens=3))
+
+
+def test_a_tolerance_changes_the_law():
+    target = TableBackbone(vocab=4, seed=1)
+    fair = certify_case("assd-tolerant", target, [0, None, None, None], mask=3, temperature=1.0, method_options={"tolerance": 0.0})
+    assert_certified(fair)
+    loose = certify_case("assd-tolerant", target, [0, None, None, None], mask=3, temperature=1.0, method_options={"tolerance": 0.3})
+    assert loose.distance > 1e-3 and abs(loose.mass - 1) < 1e-12

@@ -107,7 +107,7 @@ def test_a_minimum_length_ignored_inside_the_chain_is_caught(monkeypatch):
     original = Chain.edit
 
     def wrong(self, logits):
-        return torch.cat([original(Chain(self.history, [], 1), row[None]) for row in logits])
+        return torch.cat([original(Chain(self.history, [], [0]), row[None]) for row in logits])
 
     monkeypatch.setattr(Chain, "edit", wrong)
     assert caught(certificate(min_tokens=2))

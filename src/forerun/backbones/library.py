@@ -129,9 +129,10 @@ def prove(backbone: LibraryBackbone) -> None:
     from forerun.families.causal import Causal
 
     tokens = (np.arange(8) * 7 + 3) % backbone.vocab
-    slots, rows = backbone.make_slots(2, 8), Causal()
+    slots = backbone.make_slots(2, 8)
     for text, start in ((tokens[:5], 0), (tokens, 5)):
-        ours = backbone.forward(Batch([(1, rows.conditionals(text.astype(np.int32), [()]), start)], 8, backbone.device), slots)
+        plan = Causal.after(text.astype(np.int32), [()])
+        ours = backbone.forward(Batch([(1, plan, start)], 8, backbone.device), slots)
     backbone.model.set_attn_implementation("sdpa" if backbone.model._supports_sdpa else "eager")
     theirs = backbone.model(torch.from_numpy(tokens)[None].to(backbone.device)).logits[0, -1:, : backbone.vocab]
     backbone.model.set_attn_implementation(INTERFACE)

@@ -1,10 +1,13 @@
 """A random language model with no network: one law per context, from a hash. It is what methods are certified on.
 
-It keeps tokens and positions in slots as a network keeps keys and values, and a row's law depends on exactly the slots the row
-sees: a stale slot, a wrong mask or a shifted position changes the law, and certification shows it.
+It has two layers, as hashes. In slots, as a network keeps keys and values, it keeps what each row is (token and position) and a
+digest of the rows that row saw; a row's law depends on the digests of exactly the rows it sees. So a stale slot, a wrong mask, a
+shifted position, or a row that was computed from the wrong context changes the law, and certification shows it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,8 +18,14 @@ from forerun.noise import mix, uniform
 from forerun.rows import POSITION, TOKEN
 
 
+def digest(seen: Sequence[tuple[int, int]]) -> int:
+    """What a row holds after the first layer, given the (position, token) of every row it sees, in order."""
+    return mix(*(number for row in seen for number in row)) >> 1
+
+
 class TableBackbone:
-    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, what the row sees, token); `blend` mixes in another table's."""
+    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, digests of what the row sees, token); `blend` mixes in another
+    table's."""
 
     def __init__(
         self,
@@ -31,22 +40,23 @@ class TableBackbone:
         self.vocab, self.context, self.cost = vocab, context, cost
         self.seed, self.sharpness, self.like, self.blend = seed, sharpness, like, blend
         self.device = torch.device("cpu")
-        self._known: dict[bytes, Tensor] = {}
+        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._digests: dict[bytes, int] = {}
 
     def bytes_per_lane(self, context: int) -> int:
-        return context * 8
+        return context * 24
 
     def make_slots(self, lanes: int, context: int) -> np.ndarray:
-        return np.zeros((lanes, 2, context), np.int64)
+        return np.zeros((lanes, 3, context), np.int64)
 
-    def logits(self, seen_2N: np.ndarray) -> Tensor:
-        """The logits of a row that sees these positions (first row) and tokens (second row)."""
-        known = self._known.get(key := seen_2N.tobytes())
-        if known is None:
-            h = mix(self.seed, *map(int, seen_2N.T.flatten()))
+    def logits(self, digests: Sequence[int]) -> Tensor:
+        """The logits of a row that sees rows with these digests."""
+        key = tuple(map(int, digests))
+        if (known := self._known.get(key)) is None:
+            h = mix(self.seed, *key)
             known = torch.tensor([2 * self.sharpness * (uniform(h, 0, v) - 0.5) for v in range(self.vocab)], dtype=torch.float64)
             if self.like is not None:
-                known = self.blend * self.like.logits(seen_2N) + (1 - self.blend) * known
+                known = self.blend * self.like.logits(key) + (1 - self.blend) * known
             self._known[key] = known
         return known
 
@@ -54,8 +64,15 @@ class TableBackbone:
         out: list[Tensor] = []
         for s in batch.segments:
             own = slots[s.lane][:, : s.end]
-            own[:, s.start :] = s.run()[[POSITION, TOKEN]]
+            own[:2, s.start :] = s.run()[[POSITION, TOKEN]]
             mask = visible(s)
+            own[2, s.start :] = [self._digest(own[:2, row]) for row in mask]
             for branch in s.plan.reads:
-                out.extend(self.logits(own[:, mask[row]]) for row in branch - s.start)
+                out.extend(self.logits(own[2, mask[row]]) for row in branch - s.start)
         return torch.stack(out)
+
+    def _digest(self, seen_2N: np.ndarray) -> int:
+        key = seen_2N.tobytes()
+        if key not in self._digests:
+            self._digests[key] = digest(seen_2N.T.tolist())
+        return self._digests[key]

@@ -1,7 +1,7 @@
 """Tiny random models with a byte tokenizer: they say nothing sensible, need no download, and have every architecture's real code.
 
-`tiny` is a Llama; `tiny:ARCH` another shape; `tiny:ARCH:SEED` other weights. They serve the tests and a first try of the
-command line.
+`tiny` is a Llama; `tiny:ARCH` another shape; `tiny:any-subset` a Llama with a mask token; `tiny:ARCH:SEED` other weights. They
+serve the tests and a first try of the command line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from forerun.errors import BadOption, unknown
 VOCAB = 257  # 256 bytes and an end token
 SHAPE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 ARCHITECTURES = ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")
+ANY_SUBSET = ("any-subset", "xlnet")
+MARKS = {"family": "any-subset", "mask_token": VOCAB}
 
 
 def parse(name: str) -> tuple[str, int]:
@@ -23,8 +25,8 @@ def parse(name: str) -> tuple[str, int]:
     arch, seed = arch or "llama", seed or "0"
     if any(more):
         raise BadOption(f"model={name!r} has too many parts: 'tiny:ARCH:SEED' is the most.")
-    if arch not in ARCHITECTURES:
-        raise unknown("tiny architecture", arch, ARCHITECTURES)
+    if arch not in ARCHITECTURES + ANY_SUBSET:
+        raise unknown("tiny architecture", arch, ARCHITECTURES + ANY_SUBSET)
     if not (seed.isascii() and seed.isdigit() and len(seed) < 10):
         raise BadOption(f"model={name!r}: the seed {seed!r} must be a whole number, as in 'tiny:llama:1'.")
     return arch, int(seed)
@@ -34,9 +36,19 @@ def build(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     """A `transformers` model with seeded random weights, large enough to give laws with a shape."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    common = dict(vocab_size=VOCAB, max_position_embeddings=512, bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None)
-    if arch == "gpt2":
-        shape: dict[str, Any] = dict(n_embd=64, n_layer=2, n_head=4, n_positions=512)
+    shape: dict[str, Any]
+    common: dict[str, Any] = dict(
+        vocab_size=VOCAB, max_position_embeddings=512, bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None
+    )
+    if arch in ANY_SUBSET:
+        common |= dict(vocab_size=VOCAB + 1, forerun=MARKS)
+    if arch == "any-subset":
+        arch, shape = "llama", SHAPE
+    elif arch == "xlnet":
+        del common["max_position_embeddings"]
+        shape = dict(d_model=64, n_layer=2, n_head=4, d_inner=128)
+    elif arch == "gpt2":
+        shape = dict(n_embd=64, n_layer=2, n_head=4, n_positions=512)
     elif arch == "gpt_neo":
         shape = dict(hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=16)
     else:

@@ -31,6 +31,15 @@ def generate(ctx: typer.Context, **given: object) -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@flags.with_sampling
+def infill(ctx: typer.Context, **given: object) -> None:
+    """Fill the holes of texts: <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve."""
+    from forerun.cli.infill import run
+
+    run(flags.given(dict(given), ctx.args, method="assd"))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def certify(
     ctx: typer.Context,
     method: Annotated[str, typer.Option(help="The method to certify.")],
@@ -75,6 +84,54 @@ def compare(
 
     how = dict(max_tokens=max_tokens, temperature=temperature, rounds=rounds, batch=batch, seed=seed)
     run(models, methods, draft, prompts, how, dict(csv=csv, html=html, json=json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def evaluate(
+    ctx: typer.Context,
+    task: Annotated[str, typer.Argument(help="scattered, stories or humaneval.")],
+    method: Annotated[list[str], typer.Option("--method", help="METHOD or METHOD:DRAFT; repeat the flag.")] = [  # noqa: B006
+        "sequential",
+        "assd",
+        "assd:ngram",
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="An any-subset model.")] = "zoo:any-subset",
+    data: Annotated[
+        str | None, typer.Option(help="The task's file; for scattered: a folder of .py files or a .jsonl[.xz].")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Use this many sequences, stories or programs.")] = None,
+    known: Annotated[float, typer.Option(help="scattered: share of tokens that is given.")] = 0.3,
+    length: Annotated[int, typer.Option(help="scattered: tokens per sequence.")] = 256,
+    judge: Annotated[str, typer.Option(help="scattered: a left-to-right model with the same tokens, or none.")] = "zoo:ar",
+    missing: Annotated[int, typer.Option(help="stories: sentences that are missing, 1 or 3.")] = 1,
+    trials: Annotated[int, typer.Option(help="stories, humaneval: completions of each.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1,
+    seed: Annotated[int, typer.Option(help="Same seed, same output.")] = 0,
+    json: Json = False,
+) -> None:
+    """Quality beside cost on a task, for every way to decode, with standard errors and p-values against the first."""
+    from forerun.cli.evaluate import run
+
+    how = dict(data=data, count=count, known=known, length=length, judge=judge, missing=missing, trials=trials)
+    run(task, model, method, flags.extra(ctx.args), {**how, "temperature": temperature, "batch": batch, "seed": seed}, json)
+
+
+@app.command()
+def train(
+    objective: Annotated[str, typer.Argument(help="ar or any-subset.")],
+    config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
+    out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
+    data: Annotated[
+        str | None, typer.Option(help="A folder of .py files or a .jsonl[.xz] file; default: what is installed.")
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="Begin from this checkpoint instead of the recipe's.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps instead of the recipe's.")] = None,
+) -> None:
+    """Train a model by a recipe. Given again, the same command goes on where it stopped."""
+    from forerun.cli.train import run
+
+    run(objective, config, data, out, start, steps)
 
 
 @app.command()

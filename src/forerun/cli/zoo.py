@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forerun import zoo
+from forerun.cli.train import bar
 
 
 def show(name: str | None, as_json: bool) -> None:
@@ -32,14 +31,6 @@ def train(name: str, data: str | None, out: str) -> None:
     from forerun.train.recipe import read
     from forerun.zoo.build import make
 
-    steps = read(zoo.recipe(name)).steps
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("reading and tokenising …", total=steps)
-
-        def report(row: dict[str, Any]) -> None:
-            words = f"loss {row['loss']:.3f}, held out {row['valid_loss']:.3f}"
-            progress.update(task, completed=row["step"], description=words)
-
+    with bar(read(zoo.recipe(name)).steps) as report:
         file = make(name, data, Path(out), report)
     typer.echo(f"weights: {file}\ncurve: {Path(out) / 'curve.csv'}")

@@ -21,6 +21,6 @@ class ModelDrafter:
         laws = []
         while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):
             q_V = await self.model.following(seq, tokens)
-            tokens.append(await seq.draw(draw, q_V))
+            tokens += await seq.draw(draw, q_V)
             laws.append(q_V)
         return Draft(seq.next(len(tokens)), tokens, torch.stack(laws) if laws else None)

@@ -121,8 +121,9 @@ def stack(values: Sequence[Any], device: torch.device) -> Tensor | None:
     if not isinstance(first, Tensor):
         longest = max(len(v) for v in values)
         return torch.tensor([[*v, *[-1] * (longest - len(v))] for v in values], dtype=torch.long, device=device)
+    values = [v.to(device) for v in values]
     if len(values) == 1:
-        return first[None]
+        return values[0][None]
     if len({v.shape for v in values}) == 1:
         return torch.stack(list(values))
     return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)

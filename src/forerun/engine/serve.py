@@ -51,12 +51,14 @@ class Backbone(Protocol):
 
 
 class Host:
-    """A backbone with its slots: one lane per sequence that is being decoded."""
+    """A backbone with its slots: one lane per sequence that is being decoded, `room` slots each. Tokens that are `never` a
+    possible outcome (a mask) have no probability, whoever asks."""
 
-    def __init__(self, backbone: Backbone, lanes: int, context: int):
-        self.backbone, self.context = backbone, context
-        self.slots = backbone.make_slots(lanes, context)
-        self.memos = [Memo(context) for _ in range(lanes)]
+    def __init__(self, backbone: Backbone, lanes: int, room: int, never: Sequence[int] = ()):
+        self.backbone, self.room = backbone, room
+        self.never = [token for token in never if token < backbone.vocab]
+        self.slots = backbone.make_slots(lanes, room)
+        self.memos = [Memo(room) for _ in range(lanes)]
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Ask:
 
     host: Host
     plan: Plan
-    chains: Sequence[Sequence[int]]  # for each branch that is read, the chain it stands for
+    chains: Sequence[Chain]  # for each branch that is read, what its rows stand for
+    positions: Sequence[int]  # the blanks that the first branch's laws are of
     seq: Canvas
     drafting: bool
 
@@ -81,12 +84,37 @@ class Questions:
 
     async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
         chains = chains or ((),)
-        return await Ask(self.host, self.family.conditionals(seq.text, chains), chains, seq, self.drafting)
+        plan = self.family.conditionals(seq, chains)
+        return await self._ask(seq, plan, [(c, range(len(read))) for c, read in zip(chains, plan.reads, strict=True)])
 
     async def following(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
-        plan = self.family.conditionals(seq.text, [chain], last_only=True)
-        [law_1V] = await Ask(self.host, plan, [chain], seq, self.drafting)
+        [law_1V] = await self._ask(seq, self.family.conditionals(seq, [chain], last_only=True), [(chain, [len(chain)])])
         return law_1V[0]
+
+    async def marginals(self, seq: Canvas, positions: Sequence[int]) -> Tensor:
+        plan = self.family.marginals(seq, positions)
+        [law_NV] = await self._ask(seq, plan, [((), [0] * len(positions))], positions)
+        return law_NV
+
+    async def outlook(self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]) -> list[Tensor]:
+        plan = self.family.outlook(seq, chain, k, prefixes)
+        verdict, *ahead = plan.reads
+        branches = [(chain, range(len(verdict))), *((chain, [n] * len(read)) for n, read in zip(prefixes, ahead, strict=True))]
+        return await self._ask(seq, plan, branches)
+
+    def _ask(
+        self,
+        seq: Canvas,
+        plan: Plan,
+        branches: Sequence[tuple[Sequence[int], Sequence[int]]],
+        positions: Sequence[int] | None = None,
+    ) -> Ask:
+        """Branches are (chain, how many of its tokens each row knows); unless said otherwise, the first one's rows are about the
+        blanks right after what they know."""
+        if positions is None:
+            positions = [int(seq.blanks[seq.filled + n]) for n in branches[0][1] if seq.filled + n < len(seq.blanks)]
+        chains = [Chain(seq.history, chain, prefixes) for chain, prefixes in branches]
+        return Ask(self.host, plan, chains, positions, seq, self.drafting)
 
 
 @dataclass(eq=False)
@@ -136,9 +164,9 @@ class Engine:
         self.clock = Clock()
         self._sample = sample
 
-    def host(self, backbone: Backbone, context: int) -> Host:
-        """Make room for a model."""
-        self.hosts.append(Host(backbone, self.lanes, context))
+    def host(self, backbone: Backbone, room: int, never: Sequence[int] = ()) -> Host:
+        """Make room for a model: `room` slots in every lane."""
+        self.hosts.append(Host(backbone, self.lanes, room, never))
         return self.hosts[-1]
 
     def submit(self, ticket: Ticket) -> Ticket:
@@ -259,7 +287,7 @@ class Engine:
         for members, outcome in outcomes:
             for i in members:
                 row = [next(numbers) for _ in range(outcome.shape[-1])]
-                answers[i] = NoOutcome() if min(row) < 0 else row if len(row) > 1 else row[0]
+                answers[i] = NoOutcome() if min(row) < 0 else row
         for ticket in tickets:
             ticket.seq.draws += 1
         self.clock.rules += time.perf_counter() - began
@@ -267,7 +295,9 @@ class Engine:
 
     def _apply(self, wants: list[Draw]) -> Tensor:
         """One rule for all who want it: [members, outcomes of the rule]."""
-        device = next(a.device for a in wants[0].args if isinstance(a, Tensor))
+        # A drafter that counts instead of computing makes its laws on the CPU: the model's device is where the rule runs.
+        devices = [a.device for want in wants for a in want.args if isinstance(a, Tensor)]
+        device = next((d for d in devices if d.type != "cpu"), devices[0])
         sample = self._sample([(w.seq.noise_key, w.seq.draws) for w in wants])
         columns = wants[0].rule(*(stack(column, device) for column in zip(*(w.args for w in wants))), sample)
         return torch.stack(columns, -1)
@@ -279,10 +309,12 @@ class Engine:
         memos = [host.memos[t.lane] for t in tickets]  # type: ignore[index]
         starts = [memo.start(ask.plan) for memo, ask in zip(memos, asks)]
         work = [(t.lane, ask.plan, start) for t, ask, start in zip(tickets, asks, starts)]
-        batch = Batch(work, host.context, host.backbone.device)  # type: ignore[arg-type]
+        batch = Batch(work, host.room, host.backbone.device)  # type: ignore[arg-type]
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         logits_RV = self._timed_forward(host, batch)
+        if host.never:
+            logits_RV[:, host.never] = -torch.inf
         for memo, ask, start in zip(memos, asks, starts):
             memo.ran(ask.plan, start)
         return self._answers(asks, logits_RV)
@@ -296,7 +328,7 @@ class Engine:
 
     def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Tensor]]:
         began = time.perf_counter()
-        chains = [Chain(a.seq.history, c, len(r)) for a in asks for c, r in zip(a.chains, a.plan.reads, strict=True)]
+        chains = [chain for ask in asks for chain in ask.chains]
         rows = [chain.rows for chain in chains]
         laws_RV = laws(logits_RV, chains)
         parts, logits = iter(laws_RV.split(rows)), iter(logits_RV.split(rows))
@@ -315,14 +347,13 @@ class Engine:
     @staticmethod
     def _keep_for_logprobs(ask: Ask, logits_LV: Tensor, laws_LV: Tensor) -> None:
         if ask.seq.history.sampling.logprobs is not None:
-            first = ask.seq.known + len(ask.chains[0]) + 1 - len(logits_LV)
-            ask.seq.laws = {first + i: (logits_LV[i], laws_LV[i]) for i in range(len(logits_LV))}
+            ask.seq.laws.update({p: (logits_LV[i], laws_LV[i]) for i, p in enumerate(ask.positions)})
 
 
 def _servable(wanted: Any) -> Draw | Ask:
     """What a method awaits, if the engine can serve it."""
-    if isinstance(wanted, Ask) and wanted.plan.rows.shape[1] > wanted.host.context:
-        raise NotAble(f"a plan of {wanted.plan.rows.shape[1]} rows does not fit into the {wanted.host.context} slots of a lane.")
+    if isinstance(wanted, Ask) and wanted.plan.rows.shape[1] > wanted.host.room:
+        raise NotAble(f"a plan of {wanted.plan.rows.shape[1]} rows does not fit into the {wanted.host.room} slots of a lane.")
     if not isinstance(wanted, Draw | Ask):
         raise NotAble(f"a method may await a model's questions and seq.draw, not {wanted!r}.")
     return wanted

@@ -71,8 +71,12 @@ def entries(model: Model, methods: Sequence[str] | None = None, draft: Any = Non
     found = []
     for name in methods or registry.names("methods"):
         how: registry.Method = registry.get("methods", name)
+        if methods is None and any(question not in model.family.answers for question in how.needs):
+            continue
         how.check(model.family, model.name)
-        if how.drafts and how.drafter is None:
+        if how.drafts_itself:
+            found += [Entry(model, name), Entry(model, name, {"draft": "ngram"})]
+        elif how.drafts and how.drafter is None:
             if draft is None and methods is None:
                 continue
             found.append(Entry(model, name, {"draft": draft}))

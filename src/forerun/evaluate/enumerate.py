@@ -9,21 +9,29 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerun import core
 from forerun.api import Model
-from forerun.backbones.table import TableBackbone
+from forerun.backbones.table import TableBackbone, digest
+from forerun.families.any_subset import AnySubset
 from forerun.families.causal import Causal
 from forerun.laws import total_variation
 from forerun.noise import Noise, mix
 from forerun.parameters import Sampling
 from forerun.sampling import Chain, History, laws
 
+if TYPE_CHECKING:
+    from forerun import registry
+
 Law = dict[tuple[int, ...], float]
+Prompt = Sequence[int | None]
+Rows = Sequence[tuple[int, int]]  # (position, token)
 CERTAIN = 1e-12
 LANES = 64
 
@@ -37,6 +45,8 @@ class Path:
         self.probability = 1.0
 
     def choose(self, law: list[float]) -> int:
+        if not any(law):
+            return -1  # as in production: a law without mass has no outcome
         if len(self.taken) < len(self.settled):
             outcome = self.settled[len(self.taken)]
         else:
@@ -74,30 +84,42 @@ class Enumeration:
         return dict(law)
 
 
-def table_model(backbone: TableBackbone, sample: Any = None, eos: Sequence[int] = ()) -> Model:
-    """A causal table model, its draws enumerated if asked to."""
-    return Model("table", Causal(), backbone, None, eos, lanes=LANES, sample=sample)
+def table_model(backbone: TableBackbone, sample: Any = None, eos: Sequence[int] = (), mask: int | None = None) -> Model:
+    """A table model, its draws enumerated if asked to: causal, or any-subset if it has a mask token."""
+    family = Causal() if mask is None else AnySubset(mask)
+    return Model("table", family, backbone, None, eos, lanes=LANES, sample=sample)
 
 
 def method_law(
     method: str,
     target: TableBackbone,
-    prompt: Sequence[int],
+    prompt: Prompt,
     *,
     draft: TableBackbone | str | None = None,
     eos: Sequence[int] = (),
+    mask: int | None = None,
     **options: Any,
 ) -> Law:
-    """The law of whole sequences that a method writes after a prompt."""
+    """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of one."""
     enumeration = Enumeration()
-    model = table_model(target, enumeration, eos)
+    model = table_model(target, enumeration, eos, mask)
     small: Any = table_model(draft) if isinstance(draft, TableBackbone) else draft
+    how = dict(method=method, draft=small)
     # Something else goes through every lane first: what it leaves in the slots must make no difference.
-    decoy = [(token + 1) % target.vocab for token in prompt]
-    model.generate([decoy] * LANES, method=method, draft=small, **{**options, "max_tokens": 3, "min_tokens": 0})
+    outcomes = [token for token in range(target.vocab) if token != mask]
+    decoy = [None if token is None else outcomes[(token + 1) % len(outcomes)] for token in prompt]
+    if None in prompt:
+        model.infill(token_ids=[decoy] * LANES, **how, **options)
+    else:
+        model.generate([decoy] * LANES, **how, **{**options, "max_tokens": 3, "min_tokens": 0})
 
     def run(seed: int, n: int) -> list[tuple[int, ...]]:
-        results = model.generate([list(prompt)], method=method, draft=small, seed=seed, n=n, **options)
+        if None in prompt:
+            jobs = model.submit_infill(token_ids=[list(prompt)], seed=seed, n=n, **how, **options)[0][0].jobs
+            model.engine.run()
+            results = [job.result() for job in jobs[:n]]
+        else:
+            results = model.generate([list(prompt)], seed=seed, n=n, **how, **options)
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -106,18 +128,27 @@ def method_law(
     return enumeration.law_of(run)
 
 
-def reference_law(target: TableBackbone, prompt: Sequence[int], *, eos: Sequence[int] = (), **options: Any) -> Law:
+def reference_law(
+    target: TableBackbone, prompt: Prompt, *, eos: Sequence[int] = (), mask: int | None = None, **options: Any
+) -> Law:
     """The same law, straight from the definition: no engine, no rows, no method; one conditional after another."""
     sampling = Sampling(**options)
-    stops = frozenset() if sampling.ignore_eos else frozenset(eos)
-    stops |= frozenset(sampling.stop_token_ids)
-    assert sampling.max_tokens is not None
+    ends = frozenset() if sampling.ignore_eos else frozenset(eos)
+    stops = (frozenset() if None in prompt else ends) | frozenset(sampling.stop_token_ids)
+    never = (frozenset() if mask is None else {mask}) | (ends if None in prompt else frozenset())
+    canvas = [*prompt, *[None] * (sampling.max_tokens or 0)]
+    given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     finished: Law = {}
     growing: Law = {(): 1.0}
-    for _ in range(sampling.max_tokens):
+    for position in [i for i, token in enumerate(canvas) if token is None]:
         longer: Law = defaultdict(float)
         for said, probability in growing.items():
-            p_V = _conditional(target, list(prompt), list(said), sampling, stops)
+            history = History(sampling, np.asarray([t for _, t in given], np.int64), target.vocab, stops, frozenset(never))
+            for token in said:
+                history.add(token)
+            blanks = [i for i, token in enumerate(canvas) if token is None]
+            digests = context(given, list(zip(blanks, said)), position, mask)
+            p_V = laws(target.logits(digests)[None], [Chain(history, [], [0])])[0].tolist()
             for token in range(target.vocab):
                 if p_V[token] > 0:
                     (finished if token in stops else longer)[(*said, token)] = probability * p_V[token]
@@ -125,15 +156,17 @@ def reference_law(target: TableBackbone, prompt: Sequence[int], *, eos: Sequence
     return finished | growing
 
 
-def _conditional(
-    target: TableBackbone, prompt: list[int], said: list[int], sampling: Sampling, stops: frozenset[int]
-) -> list[float]:
-    history = History(sampling, np.asarray(prompt), target.vocab, stops)
-    for token in said:
-        history.add(token)
-    text = [*prompt, *said]
-    logits_V = target.logits(np.array([range(len(text)), text], np.int64))
-    return laws(logits_V[None], [Chain(history, [], 1)])[0].tolist()
+def context(given: Rows, decided: Rows, position: int, mask: int | None) -> list[int]:
+    """What the next token's law depends on, by definition: the digests of all rows that its row sees.
+
+    Left to right, every row sees all before it. With a mask token: given rows see each other, decided ones see the given and what
+    was decided before them, and the query, a mask at the blank's position, sees them all and itself.
+    """
+    if mask is None:
+        text = [*given, *decided]
+        return [digest(text[: i + 1]) for i in range(len(text))]
+    after = [digest([*given, *decided[: i + 1]]) for i in range(len(decided))]
+    return [*[digest(given)] * len(given), *after, digest([*given, *decided, (position, mask)])]
 
 
 @dataclass(frozen=True)
@@ -153,16 +186,18 @@ class Certificate:
 def certify_case(
     method: str,
     target: TableBackbone,
-    prompt: Sequence[int],
+    prompt: Prompt,
     *,
     draft: Any = None,
     eos: Sequence[int] = (),
+    mask: int | None = None,
     method_options: dict[str, Any] | None = None,
     **sampling: Any,
 ) -> Certificate:
-    """Compare a method with its reference on one table model."""
-    ours = method_law(method, target, prompt, draft=draft, eos=eos, **(method_options or {}), **sampling)
-    theirs = reference_law(target, prompt, eos=eos, **sampling)
+    """Compare a method with its reference on one table model. With a `mask` token the model is any-subset, and the prompt may have
+    blanks (None) in it."""
+    ours = method_law(method, target, prompt, draft=draft, eos=eos, mask=mask, **(method_options or {}), **sampling)
+    theirs = reference_law(target, prompt, eos=eos, mask=mask, **sampling)
     return Certificate(
         {"method": method, "prompt": list(prompt), "eos": list(eos), **(method_options or {}), **sampling},
         len(theirs),
@@ -184,22 +219,51 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+HOLES: list[Prompt] = [
+    [None, 0, None, None, 1],  # scattered
+    [0, 1, None, None, None],  # a prefix is given
+    [None, None, 1, 0],  # a suffix is given
+    [None, None, None, 2],  # all blank but one
+    [None, None],  # nothing is given
+]
+
+
 def standard_cases(method: str) -> list[Callable[[], Certificate]]:
-    """The cases that a lossless method on a causal model must pass: drafts good and bad, every k, every parameter, an end token."""
+    """The cases that a lossless method must pass: drafts good and bad, every k, every parameter, an end token, holes anywhere."""
     from forerun import registry
 
-    how = registry.get("methods", method)
+    how: registry.Method = registry.get("methods", method)
+    if core.AnySubset in how.needs:
+        return _cases_with_holes(how)
     target = TableBackbone(vocab=3, seed=1)
     drafts: list[Any] = [None]
     if how.drafts and how.drafter is None:
         drafts = [TableBackbone(vocab=3, seed=2, like=target, blend=b, cost=0.1) for b in (0.0, 0.7)] + ["lookup"]
     options = [{"k": k} for k in (1, 2, 4)] if "k" in how.option_names() else [{}]
     return [
-        lambda draft=draft, option=option, sampling=sampling, eos=eos: certify_case(  # type: ignore[misc]
-            method, target, [0, 1, 0], draft=draft, eos=eos, method_options=option, max_tokens=4, **sampling
-        )
+        partial(certify_case, method, target, [0, 1, 0], draft=draft, eos=eos, method_options=option, max_tokens=4, **sampling)
         for draft in drafts
         for option in options
         for eos in ((), (1,))
         for sampling in SAMPLINGS
     ]
+
+
+def _cases_with_holes(how: registry.Method) -> list[Callable[[], Certificate]]:
+    target = TableBackbone(vocab=4, seed=1)
+    options: list[dict[str, Any]] = [{}]
+    if "k" in how.option_names():
+        options = [{"k": k, "ahead": ahead} for k in (1, 2, 3, 9) for ahead in ("none", "bonus", "whole", "every")]
+    same: dict[str, Any] = dict(mask=3, temperature=1.0)
+    cases: list[Callable[[], Certificate]] = [
+        partial(certify_case, how.name, target, hole, method_options=option, **{**same, **sampling})
+        for hole in HOLES
+        for option in options
+        for sampling in ({}, {"temperature": 0.6}, {"temperature": 1.7, "top_p": 0.7}, {"temperature": 0.0})
+    ]
+    for sampling in SAMPLINGS:
+        cases.append(partial(certify_case, how.name, target, HOLES[0], **{**same, **sampling, "min_tokens": 0}))
+        cases.append(partial(certify_case, how.name, target, [0, 1], eos=(1,), **{**same, "max_tokens": 3, **sampling}))
+        if how.drafts:
+            cases.append(partial(certify_case, how.name, target, HOLES[0], draft="ngram", **{**same, **sampling, "min_tokens": 0}))
+    return cases

@@ -1,1 +1,30 @@
-"""Families turn text into rows: pure functions, one file per kind of language model."""
+"""Families turn a sequence with blanks into rows: pure, and the only place that knows how a kind of model reads text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from forerun.core import Canvas
+from forerun.rows import Plan
+
+
+class Family:
+    """What the engine and the interface need to know about a kind of model."""
+
+    name: ClassVar[str]
+    answers: ClassVar[tuple[type, ...]]  # the questions of `core` that it makes plans for
+    never: tuple[int, ...] = ()  # tokens that are never a possible outcome: a mask
+    needs_prompt = True  # must something be given before the first question?
+
+    @classmethod
+    def of(cls, config: Any) -> Family | None:
+        """The family of a checkpoint with this config, or None if it is of another kind."""
+        raise NotImplementedError
+
+    def slots(self, context: int) -> int:
+        """How many cache slots a lane needs for a canvas of `context` tokens."""
+        return context
+
+    def conditionals(self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
+        raise NotImplementedError

@@ -7,22 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from forerun.core import Conditional
+from forerun.core import Canvas, Conditional
+from forerun.families import Family
 from forerun.rows import Plan, branch_rows, causal_rows
 
 
-class Causal:
+class Causal(Family):
     """Every `transformers` causal language model with full attention."""
 
     name = "causal"
     answers = (Conditional,)
 
-    @staticmethod
-    def claims(config: Any) -> bool:
-        """Is a checkpoint with this config of this family? Families are asked before this one, which takes the rest."""
-        return True
+    @classmethod
+    def of(cls, config: Any) -> Causal:
+        """Families are asked before this one, which takes the rest."""
+        return cls()
 
-    def conditionals(self, text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
+    def conditionals(self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
+        return self.after(seq.text, chains, last_only)
+
+    @staticmethod
+    def after(text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
         """Rows that score chains after the text. The first chain continues the text's own slots, so what is accepted of it is
         remembered; further chains are branches over the shared text."""
         n = len(text)

@@ -1,4 +1,4 @@
-"""The joint loss of any-subset models (Guo & Ermon, equation 7): every blank given the prompt and the blanks before it, in one forward.
+"""The joint loss of any-subset models (Guo & Ermon, equation 7): every blank given the prompt and the blanks before it.
 
 B sequences, L tokens, R = 2L rows: L content rows in decoding order, prompt first, then L query rows (mask tokens), one per
 content row. Row i's position is where its token stands in the text; the mask is the family's, as rows say it at decoding time.

@@ -73,16 +73,29 @@ def _read(source: str | None) -> Iterator[tuple[str, str | None]]:
         yield file.read_text(encoding="utf-8", errors="replace"), None
 
 
+def held_out_windows(source: str | None, tokenizer: Any, count: int, length: int) -> np.ndarray:
+    """Evenly spaced windows of held-out documents, [count, length]."""
+    parts = []
+    for text, held_out in documents(source):
+        if held_out:
+            parts += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    tokens = np.array(parts)
+    if len(tokens) < count * length:
+        raise BadOption(f"data={source!r} holds out {len(tokens)} tokens, too few for {count} windows of {length}.")
+    return Corpus(tokens, tokens).held_out(count, length).numpy()
+
+
 def tokenise(source: str | None, tokenizer: Any, cache: Path) -> Corpus:
     """All documents as tokens, kept in a file so that a resumed run does not do it again."""
     if not cache.exists():
         parts: dict[bool, list[np.ndarray]] = {True: [], False: []}
         pending = list(documents(source))
+        small = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
         for start in range(0, len(pending), 512):
             some = pending[start : start + 512]
             encoded = tokenizer.backend_tokenizer.encode_batch([text for text, _ in some], add_special_tokens=False)
             for (_, held_out), one in zip(some, encoded, strict=True):
-                parts[held_out].append(np.array([*one.ids, tokenizer.eos_token_id], np.uint16))
+                parts[held_out].append(np.array([*one.ids, tokenizer.eos_token_id], small))
         if not parts[False] or not parts[True]:
             raise BadOption(f"data={source!r} is too small: it leaves no documents to train on or to hold out.")
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
 import time
@@ -17,8 +18,6 @@ from forerun.errors import BadOption
 from forerun.train.data import Corpus
 from forerun.train.objectives import Objective, make
 from forerun.train.recipe import Recipe
-
-COLUMNS = ("step", "tokens", "loss", "valid_loss", "learning_rate", "seconds")
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
@@ -126,6 +125,7 @@ def train(
             )
             losses.clear()
             if accelerator.is_main_process:
+                row |= decoded(accelerator.unwrap_model(network), corpus, recipe) if recipe.decode else {}
                 _append(out / "curve.csv", row)
                 report(row)
         if step % recipe.save_every == 0 and step < recipe.steps:
@@ -145,6 +145,19 @@ def validate(network: Any, objective: Objective, corpus: Corpus, recipe: Recipe,
     for part in zip(*(x.split(min(recipe.batch, 128)) for x in whole)):
         total += float(objective.loss(network, *(x.to(device) for x in part))) * len(part[0])
     return total / len(whole[0])
+
+
+def decoded(network: Any, corpus: Corpus, recipe: Recipe) -> dict[str, float]:
+    """What the network as it is now writes into held-out sequences: how likely, how varied, in how many forwards."""
+    import forerun
+    from forerun.evaluate.tasks import How, scattered
+
+    model = forerun.from_network(copy.deepcopy(network).eval().float(), None, name="in training", max_context=recipe.context)
+    judge = forerun.load(recipe.judge, device=str(network.device), lanes=1) if recipe.judge else None
+    windows = corpus.held_out(recipe.decode, recipe.context).numpy()
+    [row] = scattered(model, [How("assd")], windows, known=0.05, batch=recipe.decode, judge=judge)
+    names = {"perplexity": "perplexity", "entropy": "entropy", "tokens/forward": "tokens_per_forward"}
+    return {names[name]: found.mean for name, found in row.measures.items() if name in names}
 
 
 def _save(file: Path, recipe: Recipe, network: Any, optimiser: Any, step: int, seconds: float) -> None:
@@ -174,7 +187,7 @@ def _append(file: Path, row: dict[str, Any]) -> None:
     """Add a row to the curve; rows that a resumed run makes again replace those it had."""
     rows = [r for r in csv.DictReader(file.open()) if int(r["step"]) < row["step"]] if file.exists() else []
     with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS)
+        writer = csv.DictWriter(out, row.keys())
         writer.writeheader()
         writer.writerows([*rows, {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}])
 

@@ -32,6 +32,8 @@ class Recipe:
     seed: int = 0
     validate_every: int = 500
     save_every: int = 2000
+    decode: int = 0  # held-out sequences that every validation also decodes, 5 % of their tokens given; models that infill only
+    judge: str | None = None  # a left-to-right model with the same tokens that says how likely it finds them
 
     def __post_init__(self) -> None:
         from forerun.train.objectives import make

@@ -1,0 +1,45 @@
+"""A whole training run: tokenizer, data, network, the loop, and a checkpoint that `forerun.load` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forerun import zoo
+from forerun.checkpoints import causal
+from forerun.errors import BadOption
+from forerun.train.data import tokenise
+from forerun.train.loop import train
+from forerun.train.recipe import Recipe
+
+
+def run(recipe: Recipe, source: str | None, out: Path, report: Callable[[dict[str, Any]], None] = lambda row: None) -> Path:
+    """Train by a recipe; the checkpoint goes to `out/model`, with its tokenizer."""
+    tokenizer = tokenizer_of(recipe)
+    recipe = with_mask(recipe, tokenizer)
+    corpus = tokenise(source, tokenizer, out / "tokens.npz")
+    network = train(recipe, corpus, out, report=report)
+    network.save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+    return out / "model"
+
+
+def tokenizer_of(recipe: Recipe) -> Any:
+    """The tokenizer of what training starts from; for fresh weights, the zoo's."""
+    if recipe.start is None or recipe.start.startswith("zoo:"):
+        return zoo.tokenizer()
+    tokenizer = causal.load_tokenizer(causal.find(recipe.start))
+    if tokenizer is None:
+        raise BadOption(f"start={recipe.start!r} has no tokenizer in its folder.")
+    return tokenizer
+
+
+def with_mask(recipe: Recipe, tokenizer: Any) -> Recipe:
+    """The recipe with the mask token that this tokenizer has; a tokenizer without one gets one, at its end."""
+    if recipe.objective == "ar" or "mask_token" in recipe.options:
+        return recipe
+    if tokenizer.mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+    return replace(recipe, options={**recipe.options, "mask_token": tokenizer.mask_token_id})
