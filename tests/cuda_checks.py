@@ -19,6 +19,16 @@ SAMPLINGS = {"greedy": {}, "sampled": dict(temperature=0.8, top_p=0.9, frequency
 CASES = list(itertools.product(tiny.ARCHITECTURES, METHODS, SAMPLINGS, ("float32", "float64")))
 
 
+HOLES = [[None, 4, None, None, 9, None, 30, None], [3, 4, 5, 6, *[None] * 20], [*[None] * 6, 5, 6]]
+INFILLING = {
+    "sequential": {},
+    "assd": {},
+    "assd every": {"ahead": "every", "k": 3},
+    "assd ngram": {"draft": "ngram"},
+}
+HOLE_CASES = list(itertools.product(tiny.ANY_SUBSET, INFILLING, SAMPLINGS, ("float32", "float64")))
+
+
 def load(arch: str, device: str, dtype: str, lanes: int = 8) -> forerun.Model:
     return forerun.load(f"tiny:{arch}", device=device, dtype=dtype, lanes=lanes, max_context=128)
 
@@ -38,11 +48,28 @@ def same_tokens_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> No
         assert tokens == expected, f"{arch} {method} {sampling} {dtype}: {where} differs"
 
 
+def same_holes_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    outputs = {}
+    for device in ("cpu", "cuda"):
+        target = load(arch, device, dtype)
+        how = {**INFILLING[method], **SAMPLINGS[sampling], "method": method.split()[0]}
+        outputs[device] = [r.token_ids for r in target.infill(token_ids=HOLES, **how)]
+        outputs[f"{device}, alone"] = [target.infill(token_ids=canvas, **how).token_ids for canvas in HOLES]
+    expected = outputs["cpu"]
+    for where, tokens in outputs.items():
+        assert tokens == expected, f"{arch} {method} {sampling} {dtype}: {where} differs"
+
+
 def main() -> None:
     began = time.perf_counter()
     for case in CASES:
         same_tokens_on_cuda(*case)
-    print(f"{len(CASES)} passed, 0 failed on {torch.cuda.get_device_name()} in {time.perf_counter() - began:.0f} s")
+    for case in HOLE_CASES:
+        same_holes_on_cuda(*case)
+    print(
+        f"{len(CASES) + len(HOLE_CASES)} passed, 0 failed on {torch.cuda.get_device_name()} in {time.perf_counter() - began:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
 import pytest
 import torch
 
-from tests.cuda_checks import CASES, same_tokens_on_cuda
+from tests.cuda_checks import CASES, HOLE_CASES, same_holes_on_cuda, same_tokens_on_cuda
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_cuda_gives_the_tokens_of_the_cpu(case):
     same_tokens_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", HOLE_CASES, ids="-".join)
+def test_cuda_fills_holes_as_the_cpu_does(case):
+    same_holes_on_cuda(*case)
