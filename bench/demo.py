@@ -6,6 +6,7 @@ from rich.console import Console
 
 import forerun
 from forerun.cli.compare import show as show_table
+from forerun.cli.infill import picture
 from forerun.cli.trace import show as show_trace
 from forerun.evaluate.compare import as_dicts, compare, entries, machine
 from forerun.evaluate.enumerate import standard_cases
@@ -13,6 +14,16 @@ from forerun.evaluate.prompts import CODE
 from forerun.jobs import trace_lines
 
 HOW = dict(max_tokens=64, temperature=0.0, rounds=3, batch=1)
+HOLES = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append<|fill:3|>
+
+    def pop(self):
+        return<|fill:6|>
+"""
 SPECULATIVE = dict(method="speculative", draft="zoo:drafter", k=4)
 
 
@@ -25,12 +36,16 @@ def main() -> None:
     console.print(result.text, style="green", markup=False, highlight=False)
     console.print("\n[bold]How speculative decoding wrote that[/], a line per forward of the model:\n")
     show_trace(trace_lines(result, 0, model.decode), console)
+    console.print("\n[bold]zoo:any-subset[/] looks at both sides of a hole (forerun infill):\n", highlight=False)
+    filler = forerun.load("zoo:any-subset")
+    console.print(picture(filler.infill(HOLES)), highlight=False)
     console.print("\n[bold]What each method costs[/] (forerun compare):\n")
     with console.status("taking turns …"):
-        rows = compare(entries(model, None, "zoo:drafter"), CODE, judge=model, **HOW)
+        contestants = [*entries(model, None, "zoo:drafter"), *entries(filler, ["sequential", "assd"])]
+        rows = compare(contestants, CODE, judge=model, **HOW)
     show_table({"machine": machine(), "prompts": len(CODE), **HOW, "rows": as_dicts(rows)}, console)
     console.print("\n[bold]Is it the model's own output?[/] Every random outcome enumerated on small models (forerun certify):\n")
-    for method in ("ar", "lookup"):
+    for method in ("ar", "lookup", "sequential"):
         with console.status(f"enumerating {method} …"):
             found = [case() for case in standard_cases(method)]
         worst = max(certificate.distance for certificate in found)

