@@ -1,7 +1,7 @@
 """The numbers and pictures of docs/any-subset.md:  python bench/any_subset.py DATA [--count N] [--only table|k|length|cache|speed]
 
-DATA is a folder of .py files or a .jsonl[.xz] corpus; held-out documents of it are used. Writes docs/any-subset.json as it goes, the
-pictures beside it, and the tables into the page.
+DATA is a folder of .py files or a .jsonl[.xz] corpus; held-out documents of it are used. Writes docs/any-subset.json as it goes,
+the pictures beside it, and the tables into the page.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from forerun import infilling, zoo
-from forerun.arguments import Wish, check_for, check_same_tokens, read_prompts, read_wish, room_after
-from forerun.checkpoints import causal, tiny
+from forerun.arguments import Wish, check_drafts, check_for, check_same_tokens, read_prompts, read_wish, room_after
+from forerun.checkpoints import causal, diffusion, tiny
 from forerun.core import BLANK, AnySubset, Canvas
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
@@ -53,6 +53,10 @@ def load(
         network, tokenizer = zoo.load(model.removeprefix("zoo:"), kind or torch.float32, where)
     else:
         source = causal.find(model)
+        raw = diffusion.read_raw_config(source)
+        if raw is not None:
+            network, tokenizer = diffusion.load(source, raw, where, kind)
+            return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)
         if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
             causal.check_attention(causal.read_config(source), max_context)
         tokenizer = causal.load_tokenizer(source)
@@ -170,16 +174,16 @@ class Model:
         prompt: Any = None,
         *,
         messages: Any = None,
-        method: str = "ar",
+        method: str | None = None,
         draft: Any = None,
         text: bool = False,
         **options: Any,
     ) -> Jobs:
         """Queue requests; iterate over the jobs to serve them. `text` asks for pieces of text as they come."""
-        wish = read_wish(method, draft, options)
+        wish = read_wish(method or self.family.default, draft, options)
         check_for(self, wish)
         prompts, several = read_prompts(self, prompt, messages)
-        small = self.draft_model(draft) if wish.needs_draft_model else None
+        small = self.draft_model(draft, wish) if wish.needs_draft_model else None
         jobs = [self._job(wish, p, sample, small, text) for p in prompts for sample in range(wish.sampling.n)]
         several = several or wish.sampling.n > 1
         if not several and isinstance(jobs[0], Result) and jobs[0].error is not None:
@@ -198,7 +202,9 @@ class Model:
             return failed(error, wish.method, self.name)
         return Job(self, wish, [*prompt, *[BLANK] * room], sample, self.drafter(wish, small), text)
 
-    def infill(self, text: Any = None, *, token_ids: Any = None, method: str = "assd", draft: Any = None, **options: Any) -> Any:
+    def infill(
+        self, text: Any = None, *, token_ids: Any = None, method: str | None = None, draft: Any = None, **options: Any
+    ) -> Any:
         """Fill the holes of a text: `<|fill:8|>` is a hole of eight tokens, `<|fill:4-12|>` one of four to twelve, the length with
         the highest joint density per token. Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or
         a list of any of these. One `Infilled` each; with n above 1, the n best or n samples.
@@ -218,17 +224,17 @@ class Model:
         return found[0]
 
     def submit_infill(
-        self, text: Any = None, *, token_ids: Any = None, method: str = "assd", draft: Any = None, **options: Any
+        self, text: Any = None, *, token_ids: Any = None, method: str | None = None, draft: Any = None, **options: Any
     ) -> tuple[list[Any], bool]:
         """Queue texts with holes: a `Request` each, or the result that says why there is none; and whether there were several."""
         infilling.check_options(self, options)
-        wish = read_wish(method, draft, options)
+        wish = read_wish(method or self.family.default, draft, options)
         check_for(self, wish)
         if (text is None) == (token_ids is None):
             raise BadOption("give either a text with holes or token_ids=, not both and not neither.")
         given, read_one = (text, infilling.read) if token_ids is None else (token_ids, infilling.of_ids)
         several = isinstance(given, list | tuple) and (token_ids is None or (bool(given) and isinstance(given[0], list | tuple)))
-        small = self.draft_model(draft) if wish.needs_draft_model else None
+        small = self.draft_model(draft, wish) if wish.needs_draft_model else None
         requests: list[Any] = []
         for one in given if several else [given]:
             try:
@@ -274,7 +280,7 @@ class Model:
         drawn_from = {} if small is None else {"model": Questions(small.family, self._draft_hosts[small], drafting=True)}
         return wish.drafter(**drawn_from, **wish.drafter_options)
 
-    def draft_model(self, draft: Any) -> Model:
+    def draft_model(self, draft: Any, wish: Wish) -> Model:
         """A draft model, loaded once, with lanes of its own in this model's engine."""
         if not isinstance(draft, Model):
             if draft not in self._draft_models:
@@ -283,6 +289,7 @@ class Model:
                 except ForerunError as error:
                     raise type(error)(f"draft={draft!r}: {error}") from error
             draft = self._draft_models[draft]
+        check_drafts(draft, wish)
         if draft not in self._draft_hosts:
             check_same_tokens(self, draft)
             context = min(self.context, draft.context)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
 from forerun import registry
-from forerun.errors import BadOption, ForerunError, TokenizerMismatch, unknown
+from forerun.errors import BadOption, ForerunError, NotAble, TokenizerMismatch, unknown
 from forerun.parameters import Sampling
 
 if TYPE_CHECKING:
@@ -57,11 +57,16 @@ def read_wish(method: str, draft: Any, options: Mapping[str, Any]) -> Wish:
 
 def drafter_class(how: registry.Method, draft: Any) -> Any | None:
     """The drafter that a method is to use, from `draft=`: a drafter's name, or a model that drafts."""
+    fixed = registry.get("drafters", how.drafter) if how.drafter else None
+    if fixed is not None and "model" in {f.name for f in fields(fixed)}:
+        if draft is None:
+            raise BadOption(f"method={how.name!r} needs draft=: the name of a model that fills blanks, such as 'zoo:any-subset'.")
+        return fixed
     if not how.drafts or how.drafter is not None:
         if draft is not None:
             does = f"always drafts with {how.drafter!r}" if how.drafts else "does not draft"
             raise BadOption(f"draft={draft!r}: method={how.name!r} {does}; use method='speculative'.")
-        return registry.get("drafters", how.drafter) if how.drafter else None
+        return fixed
     if draft is None and how.drafts_itself:
         return None
     if draft is None:
@@ -83,6 +88,17 @@ def check_for(model: Model, wish: Wish) -> None:
         )
     if wish.sampling.stop and model.tokenizer is None:
         raise BadOption(f"stop={wish.sampling.stop!r} needs a tokenizer, and '{model.name}' has none: use stop_token_ids.")
+
+
+def check_drafts(draft: Model, wish: Wish) -> None:
+    """Refuse a draft model that does not answer what its drafter asks, from the annotation of the drafter's `model`."""
+    need = get_type_hints(wish.drafter).get("model")
+    if isinstance(need, type) and need.__name__ in registry.ASKED and need not in draft.family.answers:
+        other = "specdiff" if need.__name__ == "Conditional" else "speculative"
+        raise NotAble(
+            f"draft '{draft.name}' (family '{draft.family.name}'): method={wish.method.name!r} drafts with a model that "
+            f"{registry.ASKED[need.__name__]}. Try method={other!r}."
+        )
 
 
 def check_same_tokens(target: Model, draft: Model) -> None:

@@ -15,6 +15,23 @@ from forerun.sampling import History
 BLANK = -1
 
 
+Placement = Sequence[tuple[int, int]]  # (position, token), in the order in which they were placed
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What of a canvas is computed anew, and what is taken from slots as it was: a cache policy at one moment.
+
+    `none` computes everything. `prefix` trusts what lies before the block, `dual` all that lies outside it, unless `fresh`.
+    """
+
+    policy: str = "none"
+    start: int = 0
+    end: int = 0
+    fresh: bool = True
+    length: int | None = None  # the canvas ends here for this question: what lies behind is not looked at
+
+
 @dataclass(frozen=True)
 class Draft:
     """Tokens proposed for some positions, and the law each was drawn from: q = None is a point mass on every token."""
@@ -54,6 +71,17 @@ class AnySubset(Conditional, Marginal, Protocol):
     def outlook(self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]) -> Awaitable[list[Tensor]]:
         """What `conditionals` answers for the chain, and then for each prefix of it, given by its length, the marginals of up to k
         blanks after the one that follows the prefix: the next draft, should the chain be accepted up to there."""
+
+
+@runtime_checkable
+class Canvases(Marginal, Protocol):
+    """A model that looks at a whole canvas at once: masked diffusion."""
+
+    def canvases(
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope
+    ) -> Awaitable[list[tuple[Tensor, Tensor]]]:
+        """For each canvas (the sequence with some blanks filled as `placed` says) the laws of the blanks at its `positions`, and
+        the model's own laws of them before any sampling parameter: confidence is read from those. All in one forward."""
 
 
 class Drafter(Protocol):
@@ -112,8 +140,10 @@ class Canvas:
         self.noise_key = mix(seed, sample)
         self.finish_reason: str | None = None
         self.known = self._known_from(0)  # everything before this position is decided
-        self.laws: dict[int, tuple[Tensor, Tensor]] = {}  # position -> (logits, law) last answered, kept if logprobs are asked for
+        # If log-probabilities are asked for: (branch, position) -> (logits, law) as last answered, and what was said of them.
+        self.laws: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.logprobs: list[dict[str, Any]] = []
+        self._entries: dict[int, dict[str, Any]] = {}
 
     def _known_from(self, start: int) -> int:
         blanks = np.flatnonzero(self.canvas[start:] == BLANK)
@@ -154,10 +184,18 @@ class Canvas:
         """Apply an acceptance rule to laws; what it returns comes back as plain numbers."""
         return Draw(rule, args, self)
 
-    def fill(self, positions: Sequence[int], tokens: Sequence[int], reason: str, drafted: Sequence[int] = ()) -> None:
+    def fill(
+        self,
+        positions: Sequence[int],
+        tokens: Sequence[int],
+        reason: str,
+        drafted: Sequence[int] = (),
+        branches: Sequence[int] = (),
+    ) -> None:
         """Decide some blanks. Stops at the token that ends the text: what follows it was never said.
 
         `drafted` is the whole draft that `tokens` were accepted from; a verdict that accepts none of it is recorded too.
+        `branches` are those of the last answer whose laws the tokens were drawn from, if not the first one.
         """
         written = 0
         for position, token in zip(positions, tokens, strict=True):
@@ -165,6 +203,10 @@ class Canvas:
                 break
             assert self.canvas[position] == BLANK, f"position {position} is decided already"
             self.canvas[position] = token
+            self.history.add(token)
+            key = (branches[written] if branches else 0, position)
+            if key in self.laws:
+                self._entries[position] = self._logprob(token, *self.laws[key])
             written += 1
             if position == self.known:
                 self._extend()
@@ -180,9 +222,8 @@ class Canvas:
         while self.known < len(self.canvas) and self.canvas[self.known] != BLANK:
             token, reason = int(self.canvas[self.known]), None
             if was_blank < len(self.blanks) and self.blanks[was_blank] == self.known:  # given tokens were never said by us
-                self.history.add(token)
-                if self.history.sampling.logprobs is not None and self.known in self.laws:
-                    self.logprobs.append(self._logprob(token))
+                if self.known in self._entries:
+                    self.logprobs.append(self._entries.pop(self.known))
                 reason = self.ending(token)
                 was_blank += 1
             self.known += 1
@@ -190,9 +231,8 @@ class Canvas:
             if self.done:
                 return
 
-    def _logprob(self, token: int) -> dict[str, Any]:
+    def _logprob(self, token: int, logits_V: Tensor, law_V: Tensor) -> dict[str, Any]:
         """Log-probabilities of a token: of the model's own law, and of the law after the sampling parameters."""
-        logits_V, law_V = self.laws.pop(self.known)
         model_V = logits_V.double().log_softmax(-1)
         best = model_V.topk(min(self.history.sampling.logprobs or 0, len(model_V)))
         top = [{"token": int(i), "logprob": float(p)} for p, i in zip(best.values.tolist(), best.indices.tolist())]

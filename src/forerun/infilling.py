@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.arguments import Wish
-from forerun.core import BLANK, AnySubset, Canvas
+from forerun.core import BLANK, Canvas, Marginal
 from forerun.errors import BadOption, ForerunError, NotAble
 from forerun.jobs import Job
 from forerun.result import Result
@@ -219,10 +219,10 @@ def decode_after(model: Model, before: np.ndarray, ids: Sequence[int]) -> str:
 
 def check_options(model: Model, options: dict[str, Any]) -> None:
     """Refuse a model that cannot infill, and options that mean nothing where every hole is filled to its end."""
-    if AnySubset not in model.family.answers:
+    if Marginal not in model.family.answers:
         raise NotAble(
             f"'{model.name}' (family '{model.family.name}') goes from left to right and cannot look past a hole. "
-            f"Infilling needs an any-subset model, such as 'zoo:any-subset'."
+            f"Infilling needs an any-subset or masked model, such as 'zoo:any-subset'."
         )
     for name in NOT_HERE:
         if options.get(name):
@@ -248,7 +248,7 @@ def density(seq: Canvas, completion: Sequence[int]) -> float:
     """The sum of the log-probabilities of a completion, from the laws of its blanks that were just answered."""
     total = 0.0
     for position, token in zip(seq.blanks, completion, strict=True):
-        logits_V, _ = seq.laws[int(position)]
+        logits_V, _ = seq.laws[0, int(position)]
         total += float(logits_V.double().log_softmax(-1)[token])
     return total
 

@@ -24,24 +24,40 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "lookup": "forerun.methods.speculative:lookup",
         "sequential": "forerun.methods.autoregressive:sequential",
         "assd": "forerun.methods.assd:assd",
+        "stepwise": "forerun.methods.stepwise:stepwise",
+        "steps": "forerun.methods.stepwise:steps",
+        "threshold": "forerun.methods.stepwise:threshold",
+        "entropy-bounded": "forerun.methods.stepwise:bounded",
+        "ssd": "forerun.methods.ssd:ssd",
+        "ancestral": "forerun.methods.ancestral:ancestral",
+        "specdiff": "forerun.methods.specdiff:specdiff",
+        "specdiff-confidence": "forerun.methods.specdiff:confidence_specdiff",
         "assd-tolerant": "forerun.methods.assd:tolerant_assd",
     },
     "drafters": {
         "model": "forerun.drafters.autoregressive:ModelDrafter",
         "lookup": "forerun.drafters.lookup:LookupDrafter",
+        "diffusion": "forerun.drafters.diffusion:DiffusionDrafter",
+        "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
     "routers": {},
     "families": {
         "causal": "forerun.families.causal:Causal",
         "any-subset": "forerun.families.any_subset:AnySubset",
+        "masked": "forerun.families.masked:Masked",
         "xlnet": "forerun.families.any_subset:XLNet",
     },
 }
 
 
 # What a model does that answers a question of `core`, for errors.
-ASKED = {"Conditional": "scores chains", "Marginal": "fills blanks", "AnySubset": "scores chains through blanks anywhere"}
+ASKED = {
+    "Conditional": "scores chains",
+    "Marginal": "fills blanks",
+    "AnySubset": "scores chains through blanks anywhere",
+    "Canvases": "looks at a whole canvas at once",
+}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Chain:
     history: History
     tokens: Sequence[int]
     prefixes: Sequence[int]
+    ordinals: Sequence[int] | None = None  # how many tokens come before each row's own; without it, all that are known
 
     @property
     def rows(self) -> int:
@@ -76,8 +77,9 @@ class Chain:
         """The logits after everything that depends on the text so far."""
         sampling, history = self.history.sampling, self.history
         logits_LV = logits_LV + history.static_V(logits_LV)
-        for row, length in enumerate(self.prefixes):
-            if history.generated + length < sampling.min_tokens and history.stop_tokens:
+        before = self.ordinals if self.ordinals is not None else [history.generated + n for n in self.prefixes]
+        for row, count in enumerate(before):
+            if count < sampling.min_tokens and history.stop_tokens:
                 logits_LV[row, list(history.stop_tokens)] = -math.inf
         if sampling.penalised:
             out_LV = np.stack([self._output_counts(length) for length in self.prefixes])

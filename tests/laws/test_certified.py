@@ -5,6 +5,7 @@ import pytest
 from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law, standard_cases
+from forerun.families.masked import Masked
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -78,7 +79,7 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 
 def test_every_method_that_claims_to_be_exact_is_certified_here():
     exact = {name for name in registry.BUILT_IN["methods"] if registry.get("methods", name).guarantee == "exact"}
-    assert exact == {"ar", "speculative", "lookup", "sequential", "assd"}
+    assert exact == {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
 
 
 @pytest.mark.parametrize("method", ["sequential", "assd"])
@@ -98,6 +99,22 @@ def test_causal_drafters_are_certified_through_holes_too(method):
             assert_certified(certify_case(method, target, prompt, mask=3, temperature=1.0))
         else:
             assert_certified(certify_case(method, target, [0, 1], draft=draft, mask=3, temperature=1.0, max_tokens=3))
+
+
+@pytest.mark.parametrize("method", ["stepwise", "ssd", "specdiff"])
+def test_masked_models_and_drafters_that_fill_blanks_are_certified(method):
+    """SSD has stepwise decoding's law at every temperature; SpecDiff its target's, in one step and from left to right."""
+    for case in standard_cases(method):
+        assert_certified(case())
+
+
+def test_a_draft_in_order_of_confidence_is_exact_at_temperature_0_and_biased_above():
+    """The trap: laws as they were when each token was revealed, in an order that is not left to right."""
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+    how = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6}, method_options={"k": 2, "steps": 2})
+    assert_certified(certify_case("specdiff-confidence", target, [0, 1], temperature=0.0, **how))
+    assert certify_case("specdiff-confidence", target, [0, 1], temperature=1.0, **how).distance > 1e-3
 
 
 def test_a_tolerance_changes_the_law():

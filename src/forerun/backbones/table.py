@@ -1,8 +1,8 @@
 """A random language model with no network: one law per context, from a hash. It is what methods are certified on.
 
 It has two layers, as hashes. In slots, as a network keeps keys and values, it keeps what each row is (token and position) and a
-digest of the rows that row saw; a row's law depends on the digests of exactly the rows it sees. So a stale slot, a wrong mask, a
-shifted position, or a row that was computed from the wrong context changes the law, and certification shows it.
+digest of the rows that row saw; a row's law depends on its position and on the digests of exactly the rows it sees. So a stale
+slot, a wrong mask, a shifted position, or a row computed from the wrong context changes the law, and certification shows it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def digest(seen: Sequence[tuple[int, int]]) -> int:
 
 
 class TableBackbone:
-    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, digests of what the row sees, token); `blend` mixes in another
-    table's."""
+    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, position, digests of what the row sees, token); `blend` mixes in
+    another table's."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class TableBackbone:
     def make_slots(self, lanes: int, context: int) -> np.ndarray:
         return np.zeros((lanes, 3, context), np.int64)
 
-    def logits(self, digests: Sequence[int]) -> Tensor:
-        """The logits of a row that sees rows with these digests."""
-        key = tuple(map(int, digests))
+    def logits(self, position: int, digests: Sequence[int]) -> Tensor:
+        """The logits of a row at a position that sees rows with these digests."""
+        key = (int(position), *map(int, digests))
         if (known := self._known.get(key)) is None:
             h = mix(self.seed, *key)
             known = torch.tensor([2 * self.sharpness * (uniform(h, 0, v) - 0.5) for v in range(self.vocab)], dtype=torch.float64)
             if self.like is not None:
-                known = self.blend * self.like.logits(key) + (1 - self.blend) * known
+                known = self.blend * self.like.logits(position, digests) + (1 - self.blend) * known
             self._known[key] = known
         return known
 
@@ -68,7 +68,7 @@ class TableBackbone:
             mask = visible(s)
             own[2, s.start :] = [self._digest(own[:2, row]) for row in mask]
             for branch in s.plan.reads:
-                out.extend(self.logits(own[2, mask[row]]) for row in branch - s.start)
+                out.extend(self.logits(own[0, s.start + row], own[2, mask[row]]) for row in branch - s.start)
         return torch.stack(out)
 
     def _digest(self, seen_2N: np.ndarray) -> int:

@@ -96,7 +96,7 @@ def read_config(source: Source) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(**source.arguments)
     except Exception as error:
-        raise BadCheckpoint(f"model={source.name!r}: its config cannot be read: {_first_line(error)}") from error
+        raise BadCheckpoint(f"model={source.name!r}: its config cannot be read: {first_line(error)}") from error
 
 
 def check_attention(config: Any, max_context: int | None) -> None:
@@ -131,7 +131,7 @@ def load_weights(source: Source, device: torch.device, dtype: torch.dtype | None
                 **source.arguments, dtype=dtype or "auto", output_loading_info=True, trust_remote_code=False
             )
     except Exception as error:
-        raise BadCheckpoint(f"model={source.name!r}: its weights cannot be read: {_first_line(error)}") from error
+        raise BadCheckpoint(f"model={source.name!r}: its weights cannot be read: {first_line(error)}") from error
     model, info = loaded
     wrong = {kind: sorted(map(str, info.get(f"{kind}_keys") or ())) for kind in ("missing", "unexpected", "mismatched")}
     if any(wrong.values()):
@@ -152,7 +152,7 @@ def load_tokenizer(source: Source) -> Any | None:
         with quiet():
             return AutoTokenizer.from_pretrained(**source.arguments)
     except Exception as error:
-        raise BadCheckpoint(f"model={source.name!r}: its tokenizer cannot be read: {_first_line(error)}") from error
+        raise BadCheckpoint(f"model={source.name!r}: its tokenizer cannot be read: {first_line(error)}") from error
 
 
 def backbone_of(model: Any, vocab: int, context: int) -> Any:
@@ -177,5 +177,5 @@ def eos_ids(model: Any, tokenizer: Any | None) -> list[int]:
     return []
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

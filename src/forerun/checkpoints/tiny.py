@@ -16,7 +16,8 @@ VOCAB = 257  # 256 bytes and an end token
 SHAPE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 ARCHITECTURES = ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")
 ANY_SUBSET = ("any-subset", "xlnet")
-MARKS = {"family": "any-subset", "mask_token": VOCAB}
+MASKED = ("masked", "masked-shifted")
+BLANKS = (*ANY_SUBSET, *MASKED)  # models that fill blanks
 
 
 def parse(name: str) -> tuple[str, int]:
@@ -25,8 +26,8 @@ def parse(name: str) -> tuple[str, int]:
     arch, seed = arch or "llama", seed or "0"
     if any(more):
         raise BadOption(f"model={name!r} has too many parts: 'tiny:ARCH:SEED' is the most.")
-    if arch not in ARCHITECTURES + ANY_SUBSET:
-        raise unknown("tiny architecture", arch, ARCHITECTURES + ANY_SUBSET)
+    if arch not in ARCHITECTURES + BLANKS:
+        raise unknown("tiny architecture", arch, ARCHITECTURES + BLANKS)
     if not (seed.isascii() and seed.isdigit() and len(seed) < 10):
         raise BadOption(f"model={name!r}: the seed {seed!r} must be a whole number, as in 'tiny:llama:1'.")
     return arch, int(seed)
@@ -40,9 +41,11 @@ def build(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
     common: dict[str, Any] = dict(
         vocab_size=VOCAB, max_position_embeddings=512, bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None
     )
-    if arch in ANY_SUBSET:
-        common |= dict(vocab_size=VOCAB + 1, forerun=MARKS)
-    if arch == "any-subset":
+    if arch in BLANKS:
+        family = "masked" if arch in MASKED else "any-subset"
+        marks = dict(family=family, mask_token=VOCAB, shifted=arch == "masked-shifted")
+        common |= dict(vocab_size=VOCAB + 1, forerun=marks)
+    if arch in ("any-subset", *MASKED):
         arch, shape = "llama", SHAPE
     elif arch == "xlnet":
         del common["max_position_embeddings"]

@@ -13,10 +13,11 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core import Canvas, Draw
+from forerun.core import Canvas, Draw, Placement, Scope
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Batch, stack
 from forerun.errors import ForerunError, NotAble
@@ -68,12 +69,22 @@ class Ask:
     host: Host
     plan: Plan
     chains: Sequence[Chain]  # for each branch that is read, what its rows stand for
-    positions: Sequence[int]  # the blanks that the first branch's laws are of
+    positions: Sequence[Sequence[int]]  # for each branch, the blanks that its laws are of
     seq: Canvas
     drafting: bool
+    plain: bool = False  # answer with the model's own laws too, before any sampling parameter
 
     def __await__(self) -> Generator[Ask, Any, Any]:
         return (yield self)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Rows that are read together: each knows so many tokens of a chain. Without positions they are of the blanks after those."""
+
+    chain: Sequence[int]
+    prefixes: Sequence[int]
+    positions: Sequence[int] | None = None
 
 
 class Questions:
@@ -85,36 +96,41 @@ class Questions:
     async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
         chains = chains or ((),)
         plan = self.family.conditionals(seq, chains)
-        return await self._ask(seq, plan, [(c, range(len(read))) for c, read in zip(chains, plan.reads, strict=True)])
+        return await self._ask(seq, plan, [Branch(c, range(len(read))) for c, read in zip(chains, plan.reads, strict=True)])
 
     async def following(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
-        [law_1V] = await self._ask(seq, self.family.conditionals(seq, [chain], last_only=True), [(chain, [len(chain)])])
+        plan = self.family.conditionals(seq, [chain], last_only=True)
+        [law_1V] = await self._ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
 
     async def marginals(self, seq: Canvas, positions: Sequence[int]) -> Tensor:
         plan = self.family.marginals(seq, positions)
-        [law_NV] = await self._ask(seq, plan, [((), [0] * len(positions))], positions)
+        [law_NV] = await self._ask(seq, plan, [Branch((), [0] * len(positions), positions)])
         return law_NV
 
     async def outlook(self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]) -> list[Tensor]:
         plan = self.family.outlook(seq, chain, k, prefixes)
         verdict, *ahead = plan.reads
-        branches = [(chain, range(len(verdict))), *((chain, [n] * len(read)) for n, read in zip(prefixes, ahead, strict=True))]
+        branches = [Branch(chain, range(len(verdict))), *(Branch(chain, [n] * len(r), ()) for n, r in zip(prefixes, ahead))]
         return await self._ask(seq, plan, branches)
 
-    def _ask(
-        self,
-        seq: Canvas,
-        plan: Plan,
-        branches: Sequence[tuple[Sequence[int], Sequence[int]]],
-        positions: Sequence[int] | None = None,
-    ) -> Ask:
-        """Branches are (chain, how many of its tokens each row knows); unless said otherwise, the first one's rows are about the
-        blanks right after what they know."""
-        if positions is None:
-            positions = [int(seq.blanks[seq.filled + n]) for n in branches[0][1] if seq.filled + n < len(seq.blanks)]
-        chains = [Chain(seq.history, chain, prefixes) for chain, prefixes in branches]
-        return Ask(self.host, plan, chains, positions, seq, self.drafting)
+    async def canvases(
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope
+    ) -> list[tuple[Tensor, Tensor]]:
+        plan = self.family.canvases(seq, positions, placed, scope)
+        branches = [Branch([t for _, t in done], [len(done)] * len(at), at) for at, done in zip(positions, placed, strict=True)]
+        return await self._ask(seq, plan, branches, plain=True)
+
+    def _ask(self, seq: Canvas, plan: Plan, branches: Sequence[Branch], plain: bool = False) -> Ask:
+        chains, positions = [], []
+        for branch in branches:
+            at = branch.positions
+            if at is None:  # the blanks right after what each row knows
+                at = [int(seq.blanks[seq.filled + n]) for n in branch.prefixes if seq.filled + n < len(seq.blanks)]
+            ordinals = None if branch.positions is None or not len(at) else np.searchsorted(seq.blanks, at).tolist()
+            chains.append(Chain(seq.history, branch.chain, branch.prefixes, ordinals))
+            positions.append(at)
+        return Ask(self.host, plan, chains, positions, seq, self.drafting, plain)
 
 
 @dataclass(eq=False)
@@ -326,28 +342,32 @@ class Engine:
         self.clock.forwards += 1
         return logits_RV
 
-    def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Tensor]]:
+    def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Any]]:
         began = time.perf_counter()
         chains = [chain for ask in asks for chain in ask.chains]
         rows = [chain.rows for chain in chains]
         laws_RV = laws(logits_RV, chains)
         parts, logits = iter(laws_RV.split(rows)), iter(logits_RV.split(rows))
-        answers = []
+        answers: list[list[Any]] = []
         for ask in asks:
-            answers.append([next(parts) for _ in ask.chains])
+            own_laws = [next(parts) for _ in ask.chains]
             own_logits = [next(logits) for _ in ask.chains]
             if ask.drafting:
                 ask.seq.draft_forwards += 1
             else:
                 ask.seq.forwards += 1
-                self._keep_for_logprobs(ask, own_logits[0], answers[-1][0])
+                self._keep_for_logprobs(ask, own_logits, own_laws)
+            answers.append(
+                [(law, raw.to(law.dtype).softmax(-1)) for law, raw in zip(own_laws, own_logits)] if ask.plain else own_laws
+            )
         self.clock.rules += time.perf_counter() - began
         return answers
 
     @staticmethod
-    def _keep_for_logprobs(ask: Ask, logits_LV: Tensor, laws_LV: Tensor) -> None:
+    def _keep_for_logprobs(ask: Ask, logits: Sequence[Tensor], laws: Sequence[Tensor]) -> None:
         if ask.seq.history.sampling.logprobs is not None:
-            ask.seq.laws.update({p: (logits_LV[i], laws_LV[i]) for i, p in enumerate(ask.positions)})
+            for branch, (own, law, at) in enumerate(zip(logits, laws, ask.positions)):
+                ask.seq.laws.update({(branch, int(p)): (own[i], law[i]) for i, p in enumerate(at)})
 
 
 def _servable(wanted: Any) -> Draw | Ask:

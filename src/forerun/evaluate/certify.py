@@ -198,7 +198,7 @@ def certify(
     if temperature == 0:
         return _certify_greedy(model, wish, prompts, arguments, facts, seed)
     twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
-    small = model.draft_model(draft) if wish.needs_draft_model else None
+    small = model.draft_model(draft, wish) if wish.needs_draft_model else None
     draft_twin = Model(small.name, small.family, small.backbone, None, (), lanes=1) if small else None
     would_draft = drafter_laws(how, draft, draft_twin)
     sampling, stops, bets = wish.sampling, stop_tokens(model, wish), Bets(alpha, seed)

@@ -13,7 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from forerun import registry
 from forerun.api import Model
 from forerun.arguments import check_same_tokens
+from forerun.core import Marginal
 from forerun.errors import TokenizerMismatch
 from forerun.evaluate.certify import Bets, laws_along
 from forerun.parameters import Sampling
@@ -76,6 +77,10 @@ def entries(model: Model, methods: Sequence[str] | None = None, draft: Any = Non
         how.check(model.family, model.name)
         if how.drafts_itself:
             found += [Entry(model, name), Entry(model, name, {"draft": "ngram"})]
+        elif how.drafter is not None and "model" in {f.name for f in fields(registry.get("drafters", how.drafter))}:
+            fills = isinstance(draft, Model) and Marginal in draft.family.answers
+            if methods is not None or fills:
+                found.append(Entry(model, name, {"draft": draft}))
         elif how.drafts and how.drafter is None:
             if draft is None and methods is None:
                 continue

@@ -6,6 +6,7 @@ sequences comes out exact, and is compared with the reference's.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from forerun.api import Model
 from forerun.backbones.table import TableBackbone, digest
 from forerun.families.any_subset import AnySubset
 from forerun.families.causal import Causal
+from forerun.families.masked import Masked
 from forerun.laws import total_variation
 from forerun.noise import Noise, mix
 from forerun.parameters import Sampling
@@ -84,10 +86,18 @@ class Enumeration:
         return dict(law)
 
 
-def table_model(backbone: TableBackbone, sample: Any = None, eos: Sequence[int] = (), mask: int | None = None) -> Model:
-    """A table model, its draws enumerated if asked to: causal, or any-subset if it has a mask token."""
-    family = Causal() if mask is None else AnySubset(mask)
-    return Model("table", family, backbone, None, eos, lanes=LANES, sample=sample)
+def table_model(backbone: TableBackbone, sample: Any = None, eos: Sequence[int] = (), family: Any = None) -> Model:
+    """A table model, its draws enumerated if asked to."""
+    return Model("table", family or Causal(), backbone, None, eos, lanes=LANES, sample=sample)
+
+
+def family_of(method: str, mask: int | None) -> Any:
+    """The family that a method is certified on: causal, or one with a mask token."""
+    from forerun import registry
+
+    if mask is None:
+        return Causal()
+    return Masked(mask) if core.Canvases in registry.get("methods", method).needs else AnySubset(mask)
 
 
 def method_law(
@@ -96,14 +106,15 @@ def method_law(
     prompt: Prompt,
     *,
     draft: TableBackbone | str | None = None,
+    draft_family: Any = None,
     eos: Sequence[int] = (),
     mask: int | None = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of one."""
     enumeration = Enumeration()
-    model = table_model(target, enumeration, eos, mask)
-    small: Any = table_model(draft) if isinstance(draft, TableBackbone) else draft
+    model = table_model(target, enumeration, eos, family_of(method, mask))
+    small: Any = table_model(draft, family=draft_family) if isinstance(draft, TableBackbone) else draft
     how = dict(method=method, draft=small)
     # Something else goes through every lane first: what it leaves in the slots must make no difference.
     outcomes = [token for token in range(target.vocab) if token != mask]
@@ -147,8 +158,8 @@ def reference_law(
             for token in said:
                 history.add(token)
             blanks = [i for i, token in enumerate(canvas) if token is None]
-            digests = context(given, list(zip(blanks, said)), position, mask)
-            p_V = laws(target.logits(digests)[None], [Chain(history, [], [0])])[0].tolist()
+            place, digests = context(given, list(zip(blanks, said)), position, mask)
+            p_V = laws(target.logits(place, digests)[None], [Chain(history, [], [0])])[0].tolist()
             for token in range(target.vocab):
                 if p_V[token] > 0:
                     (finished if token in stops else longer)[(*said, token)] = probability * p_V[token]
@@ -156,17 +167,50 @@ def reference_law(
     return finished | growing
 
 
-def context(given: Rows, decided: Rows, position: int, mask: int | None) -> list[int]:
-    """What the next token's law depends on, by definition: the digests of all rows that its row sees.
+def context(given: Rows, decided: Rows, position: int, mask: int | None) -> tuple[int, list[int]]:
+    """What the next token's law depends on, by definition: where its row stands, and the digests of all rows that it sees.
 
     Left to right, every row sees all before it. With a mask token: given rows see each other, decided ones see the given and what
     was decided before them, and the query, a mask at the blank's position, sees them all and itself.
     """
     if mask is None:
         text = [*given, *decided]
-        return [digest(text[: i + 1]) for i in range(len(text))]
+        return text[-1][0], [digest(text[: i + 1]) for i in range(len(text))]
     after = [digest([*given, *decided[: i + 1]]) for i in range(len(decided))]
-    return [*[digest(given)] * len(given), *after, digest([*given, *decided, (position, mask)])]
+    return position, [*[digest(given)] * len(given), *after, digest([*given, *decided, (position, mask)])]
+
+
+def stepwise_law(target: TableBackbone, canvas: Prompt, *, mask: int, block: int, **options: Any) -> Law:
+    """The law of stepwise decoding of a masked model, from its definition: every open blank of the block draws a token from its
+    law; the one that the model's own law finds likeliest is decided; again, until none is open."""
+    sampling = Sampling(**options)
+    canvas = [*canvas, *[None] * (sampling.max_tokens or 0)]
+    blanks = [i for i, token in enumerate(canvas) if token is None]
+    finished: Law = defaultdict(float)
+    states: dict[tuple[Any, ...], float] = {tuple(canvas): 1.0}
+    while states:
+        state, probability = states.popitem()
+        left = [i for i in blanks if state[i] is None]
+        if not left:
+            finished[tuple(state[i] for i in blanks)] += probability
+            continue
+        number = blanks.index(left[0]) // block
+        open_now = [i for i in left if blanks.index(i) // block == number]
+        seen = digest([(i, mask if token is None else token) for i, token in enumerate(state)])
+        chances, own = [], []
+        for i in open_now:
+            logits_V = target.logits(i, [seen] * len(state)).clone()
+            logits_V[mask] = -torch.inf
+            history = History(sampling, np.zeros(0, np.int64), target.vocab, frozenset())
+            chances.append(laws(logits_V[None], [Chain(history, [], [0])])[0].tolist())
+            own.append(logits_V.softmax(-1).tolist())
+        for drawn in itertools.product(range(target.vocab), repeat=len(open_now)):
+            chance = float(np.prod([p[t] for p, t in zip(chances, drawn)]))
+            if chance > 0:
+                best = max(range(len(drawn)), key=lambda j: (own[j][drawn[j]], -j))
+                after = (*state[: open_now[best]], drawn[best], *state[open_now[best] + 1 :])
+                states[after] = states.get(after, 0.0) + probability * chance
+    return dict(finished)
 
 
 @dataclass(frozen=True)
@@ -189,6 +233,7 @@ def certify_case(
     prompt: Prompt,
     *,
     draft: Any = None,
+    draft_family: Any = None,
     eos: Sequence[int] = (),
     mask: int | None = None,
     method_options: dict[str, Any] | None = None,
@@ -196,8 +241,12 @@ def certify_case(
 ) -> Certificate:
     """Compare a method with its reference on one table model. With a `mask` token the model is any-subset, and the prompt may have
     blanks (None) in it."""
-    ours = method_law(method, target, prompt, draft=draft, eos=eos, mask=mask, **(method_options or {}), **sampling)
-    theirs = reference_law(target, prompt, eos=eos, mask=mask, **sampling)
+    own = method_options or {}
+    ours = method_law(method, target, prompt, draft=draft, draft_family=draft_family, eos=eos, mask=mask, **own, **sampling)
+    if mask is not None and isinstance(family_of(method, mask), Masked):
+        theirs = stepwise_law(target, prompt, mask=mask, block=own.get("block", len(prompt)), **sampling)
+    else:
+        theirs = reference_law(target, prompt, eos=eos, mask=mask, **sampling)
     return Certificate(
         {"method": method, "prompt": list(prompt), "eos": list(eos), **(method_options or {}), **sampling},
         len(theirs),
@@ -235,7 +284,11 @@ def standard_cases(method: str) -> list[Callable[[], Certificate]]:
     how: registry.Method = registry.get("methods", method)
     if core.AnySubset in how.needs:
         return _cases_with_holes(how)
+    if core.Canvases in how.needs:
+        return _cases_of_canvases(how)
     target = TableBackbone(vocab=3, seed=1)
+    if how.drafter == "diffusion":
+        return _cases_of_diffusion(how, target)
     drafts: list[Any] = [None]
     if how.drafts and how.drafter is None:
         drafts = [TableBackbone(vocab=3, seed=2, like=target, blend=b, cost=0.1) for b in (0.0, 0.7)] + ["lookup"]
@@ -267,3 +320,34 @@ def _cases_with_holes(how: registry.Method) -> list[Callable[[], Certificate]]:
         if how.drafts:
             cases.append(partial(certify_case, how.name, target, HOLES[0], draft="ngram", **{**same, **sampling, "min_tokens": 0}))
     return cases
+
+
+def _cases_of_canvases(how: registry.Method) -> list[Callable[[], Certificate]]:
+    target = TableBackbone(vocab=3, seed=1)
+    options: list[dict[str, Any]] = [{"block": b} for b in (1, 2, 9)]
+    if "drafts" in how.option_names():
+        options = [{"block": b, "drafts": n} for b in (1, 2, 9) for n in (0, 1, 2, 4)]
+    samplings: list[dict[str, Any]] = [{"temperature": t} for t in (1.0, 0.0, 2.0)] + [{"temperature": 0.5, "top_p": 0.8}]
+    return [
+        partial(certify_case, how.name, target, hole, mask=2, method_options=option, **sampling)
+        for hole in ([None, 0, None, None, 1], [0, 1, None, None, None], [None, None, 1], [None, None])
+        for option in options
+        for sampling in samplings
+    ]
+
+
+def _cases_of_diffusion(how: registry.Method, target: TableBackbone) -> list[Callable[[], Certificate]]:
+    """Drafters that fill blanks, good and bad, masked and any-subset, in one step or from left to right, keys kept or not."""
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+    samplings: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.8}]
+    return [
+        partial(
+            certify_case, how.name, target, [0, 1], draft=draft, draft_family=family, eos=eos, max_tokens=3, logit_bias={3: -1e6},
+            method_options={"k": k, "steps": steps, "keep": keep}, **sampling,
+        )
+        for family in (Masked(3), AnySubset(3))
+        for k, steps, keep in ((1, 1, True), (3, 1, True), (3, 2, True), (3, 3, False))
+        for eos in ((), (1,))
+        for sampling in samplings
+    ]  # fmt: skip

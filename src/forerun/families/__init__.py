@@ -15,6 +15,7 @@ class Family:
     name: ClassVar[str]
     answers: ClassVar[tuple[type, ...]]  # the questions of `core` that it makes plans for
     never: tuple[int, ...] = ()  # tokens that are never a possible outcome: a mask
+    default = "ar"  # the method that decodes unless another is named
     needs_prompt = True  # must something be given before the first question?
 
     @classmethod

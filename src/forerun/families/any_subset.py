@@ -26,6 +26,7 @@ class AnySubset(Family):
     name = "any-subset"
     answers = (Conditional, Marginal, Question)
     needs_prompt = False
+    default = "assd"
     sees_itself = True
 
     def __init__(self, mask_token: int):

@@ -1,6 +1,6 @@
 """The loss of masked diffusion models: the continuous-time bound of Sahoo et al. (2024), every masked token given all that is not.
 
-B sequences, L tokens. Of every sequence a region [start, end) is being generated: before it all is given, behind it nothing is there.
+B sequences, L tokens. Of every sequence a region [start, end) is being generated: before it all is given, behind it nothing is.
 At time t each token of the region is masked with probability t, and counts 1/t: the negative bound on its log-likelihood under the
 linear schedule (SUBS: given tokens are given, and a mask is never predicted).
 """

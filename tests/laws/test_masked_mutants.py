@@ -1,0 +1,112 @@
+"""Planted mistakes in masked decoding, each of which the certification must catch."""
+
+import inspect
+import textwrap
+
+import numpy as np
+
+import forerun.methods.ssd as ssd_file
+from forerun.backbones.table import TableBackbone
+from forerun.choose import surest
+from forerun.evaluate.enumerate import certify_case
+from forerun.families.masked import Masked
+from forerun.rows import HI, HORIZON, LO, Plan
+from tests.laws.test_mutants import caught
+
+TARGET = TableBackbone(vocab=3, seed=1)
+
+
+def certificates():
+    return [
+        certify_case("ssd", TARGET, hole, mask=2, temperature=t, method_options={"block": block, "drafts": 2})
+        for hole in ([None, 0, None, None, 1], [0, 1, None, None, None])
+        for block in (2, 9)
+        for t in (1.0, 0.0)
+    ]
+
+
+def any_caught():
+    """Refused by the certificate, or stopped before by the canvas, which lets no blank be decided twice."""
+    try:
+        return any(caught(c) for c in certificates())
+    except AssertionError as error:
+        return "decided already" in str(error)
+
+
+def with_loop(old, new):
+    """The certificates with one piece of the loop replaced."""
+    original = ssd_file.ssd.run
+    try:
+        replant_run(original, old, new)
+        return any_caught()
+    finally:
+        object.__setattr__(ssd_file.ssd, "run", original)
+
+
+def replant_run(original, old, new):
+    source = textwrap.dedent(inspect.getsource(original))
+    assert old in source
+    space = dict(vars(ssd_file))
+    exec(compile(source[source.index("async def") :].replace(old, new), "mutant", "exec"), space)
+    object.__setattr__(ssd_file.ssd, "run", space["ssd"])
+
+
+def test_without_a_mutant_the_checks_pass():
+    assert all(c.holds for c in certificates())
+
+
+def test_drafts_that_are_never_compared_are_caught():
+    assert with_loop("and choices == draft[: len(choices)]", "")
+
+
+def test_a_verdict_on_the_token_without_its_position_is_caught():
+    assert with_loop("choices == draft[: len(choices)]", "[x for _, x in choices] == [x for _, x in draft[: len(choices)]]")
+
+
+def test_a_verdict_on_the_position_without_its_token_is_caught():
+    assert with_loop("choices == draft[: len(choices)]", "[p for p, _ in choices] == [p for p, _ in draft[: len(choices)]]")
+
+
+def test_blanks_of_the_next_block_among_the_open_ones_are_caught():
+    assert with_loop("choice(seq, open_at[i], law, own)", "choice(seq, look_at[i], *answers[i])")
+
+
+def test_the_least_sure_blank_first_is_caught(monkeypatch):
+    def least(count):
+        rule = surest(count)
+        return lambda where, law, own, sample: rule(where, law, 1 - own, sample)
+
+    monkeypatch.setattr(ssd_file, "surest", least)
+    assert any_caught()
+
+
+def test_canvases_that_see_each_other_are_caught(monkeypatch):
+    original = Masked.canvases
+
+    def wrong(self, seq, positions, placed, scope):
+        plan = original(self, seq, positions, placed, scope)
+        rows = plan.rows.copy()
+        rows[HORIZON], rows[LO], rows[HI] = rows.shape[1], 0, 0
+        return Plan(rows, plan.reads, plan.stored, plan.trusted)
+
+    monkeypatch.setattr(Masked, "canvases", wrong)
+    assert any_caught()
+
+
+def test_tokens_placed_on_the_wrong_canvas_are_caught(monkeypatch):
+    original = Masked.canvases
+    monkeypatch.setattr(
+        Masked, "canvases", lambda self, seq, at, placed, scope: original(self, seq, at, [placed[0]] * len(placed), scope)
+    )
+    assert any_caught()
+
+
+def test_rows_read_one_position_off_are_caught(monkeypatch):
+    original = Masked.canvases
+
+    def wrong(self, seq, positions, placed, scope):
+        plan = original(self, seq, positions, placed, scope)
+        return Plan(plan.rows, [np.maximum(r - 1, 0) for r in plan.reads], plan.stored, plan.trusted)
+
+    monkeypatch.setattr(Masked, "canvases", wrong)
+    assert any_caught()
