@@ -8,12 +8,12 @@ import forerun
 from forerun.cli.compare import show as show_table
 from forerun.cli.infill import picture
 from forerun.cli.trace import show as show_trace
-from forerun.evaluate.compare import as_dicts, compare, entries, machine
+from forerun.evaluate.compare import Entry, as_dicts, compare, entries, machine
 from forerun.evaluate.enumerate import standard_cases
 from forerun.evaluate.prompts import CODE
 from forerun.jobs import trace_lines
 
-HOW = dict(max_tokens=64, temperature=0.0, rounds=3, batch=1)
+HOW = dict(max_tokens=48, temperature=0.0, rounds=2, batch=1)
 HOLES = """class Stack:
     def __init__(self):
         self.items = []
@@ -41,9 +41,15 @@ def main() -> None:
     console.print(picture(filler.infill(HOLES)), highlight=False)
     console.print("\n[bold]What each method costs[/] (forerun compare):\n")
     with console.status("taking turns …"):
-        contestants = [*entries(model, None, "zoo:drafter"), *entries(filler, ["sequential", "assd"])]
-        rows = compare(contestants, CODE, judge=model, **HOW)
-    show_table({"machine": machine(), "prompts": len(CODE), **HOW, "rows": as_dicts(rows)}, console)
+        diffusion = forerun.load("zoo:masked")
+        contestants = [
+            *entries(model, None, "zoo:drafter"),
+            Entry(model, "specdiff", {"draft": filler}),
+            *entries(filler, ["sequential", "assd"]),
+            *(Entry(diffusion, method, {"cache": "dual"}) for method in ("stepwise", "ssd")),
+        ]
+        rows = compare(contestants, CODE[:4], judge=model, **HOW)
+    show_table({"machine": machine(), "prompts": 4, **HOW, "rows": as_dicts(rows)}, console)
     console.print("\n[bold]Is it the model's own output?[/] Every random outcome enumerated on small models (forerun certify):\n")
     for method in ("ar", "lookup", "sequential"):
         with console.status(f"enumerating {method} …"):

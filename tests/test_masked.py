@@ -236,6 +236,21 @@ def test_models_of_another_family_are_refused():
         model("llama").generate([1], method="speculative", draft=model("masked"))
 
 
+def test_certify_and_compare_know_what_a_masked_model_cannot_say():
+    from forerun.evaluate.certify import certify
+    from forerun.evaluate.compare import Entry, compare
+
+    m = model("masked", torch.float64)
+    found = certify(m, "ssd", temperature=0.0, max_tokens=8, prompts=PROMPTS, cache="dual", block=4)
+    assert found.verdict == "holds" and found.reference == "stepwise"
+    with pytest.raises(NotAble, match="enumerate"):
+        certify(m, "ssd", temperature=1.0)
+    entries = [Entry(m, "stepwise", {"block": 4}), Entry(m, "ssd", {"block": 4})]
+    rows = compare(entries, PROMPTS[:2], rounds=1, max_tokens=6, temperature=0.0)
+    assert rows[1].equals_reference == 1.0
+    assert compare(entries, PROMPTS[:2], rounds=1, max_tokens=6, temperature=1.0)[0].p_value is None
+
+
 SHAPE = dict(d_model=32, n_layers=2, n_heads=4, n_kv_heads=4, mlp_hidden_size=48, max_sequence_length=64, rms_norm_eps=1e-5)
 LLADA = dict(
     model_type="llada", vocab_size=300, embedding_size=304, rope_theta=500000.0, weight_tying=False, mask_token_id=299,

@@ -36,7 +36,7 @@ def infill(ctx: typer.Context, **given: object) -> None:
     """Fill the holes of texts: <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve."""
     from forerun.cli.infill import run
 
-    run(flags.given(dict(given), ctx.args, method="assd"))
+    run(flags.given(dict(given), ctx.args))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

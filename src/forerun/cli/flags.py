@@ -21,7 +21,7 @@ OWN: dict[str, Any] = {
         Annotated[str | None, typer.Option("--model", "-m", help="A directory, hub id, .gguf file, zoo:ar, smollm or tiny.")],
         None,
     ),
-    "method": (Annotated[str | None, typer.Option(help="See `forerun methods`; default: ar, to infill assd.")], None),
+    "method": (Annotated[str | None, typer.Option(help="See `forerun methods`; default: the model's own kind.")], None),
     "draft": (Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")], None),
     "prompts": (
         Annotated[str | None, typer.Option(help="A file: one prompt a line, or JSON lines with prompt or messages.")],
@@ -84,11 +84,11 @@ def _biases(pairs: Sequence[str]) -> dict[int, float]:
         raise BadOption(f"logit_bias={list(pairs)!r} must be TOKEN=BIAS, as in --logit-bias 42=-3.5.") from None
 
 
-def given(own: dict[str, Any], unread: Sequence[str], method: str = "ar") -> Given:
+def given(own: dict[str, Any], unread: Sequence[str]) -> Given:
     """Sort a command's words. An unknown flag and its value land among the prompts, which take any number of words."""
     words = [*(own["prompt"] or []), *unread]
     start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    return Given({**own, "prompt": words[:start], "method": own["method"] or method}, extra(words[start:]))
+    return Given({**own, "prompt": words[:start]}, extra(words[start:]))
 
 
 def extra(words: Sequence[str]) -> dict[str, Any]:

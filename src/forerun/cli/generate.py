@@ -14,6 +14,7 @@ from rich.status import Status
 
 from forerun.cli.flags import Given
 from forerun.errors import BadOption
+from forerun.parameters import Sampling
 
 aside = Console(stderr=True)
 
@@ -22,7 +23,9 @@ def run(given: Given) -> None:
     from forerun.arguments import read_wish
 
     own, options = given.own, given.options()
-    read_wish(own["method"], own["draft"], options)  # before the model is loaded
+    Sampling(**{key: value for key, value in options.items() if key in Sampling.names()})  # before the model is loaded
+    if own["method"] or own["model"] is None:
+        read_wish(own["method"] or "ar", own["draft"], options)
     prompts = _prompts(own)
     if own["trace"]:
         Path(own["trace"]).open("a").close()  # a place that cannot be written shows now, not after the work

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from forerun.errors import BadOption
 
-COLOURS = {"sampled": "white", "accepted": "green", "bonus": "bold cyan", "resampled": "yellow"}
+COLOURS = {"sampled": "white", "accepted": "green", "bonus": "bold cyan", "resampled": "yellow", "first": "bright_green"}
 REJECTED = "red strike"
 OTHERS = ("magenta", "blue", "bright_red", "bright_black")
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from forerun import registry
 from forerun.api import Model
 from forerun.arguments import Wish, read_wish
-from forerun.core import BLANK, Canvas
+from forerun.core import BLANK, Canvas, Conditional
 from forerun.drafters.lookup import continuation
 from forerun.engine.serve import Questions, Ticket
-from forerun.errors import BadOption
+from forerun.errors import BadOption, NotAble
 from forerun.jobs import stop_tokens
 from forerun.laws import point_mass
 from forerun.parameters import Sampling
@@ -197,9 +197,15 @@ def certify(
     wish = read_wish(method, draft, {**options, "max_tokens": max_tokens, "temperature": temperature})
     if temperature == 0:
         return _certify_greedy(model, wish, prompts, arguments, facts, seed)
+    if Conditional not in model.family.answers:
+        raise NotAble(
+            f"'{model.name}' (family '{model.family.name}') does not score sequences, so a test above temperature 0 has nothing "
+            f"to go by: use --temperature 0, or leave --model out to enumerate on table models."
+        )
     twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
     small = model.draft_model(draft, wish) if wish.needs_draft_model else None
-    draft_twin = Model(small.name, small.family, small.backbone, None, (), lanes=1) if small else None
+    scores = small is not None and Conditional in small.family.answers
+    draft_twin = Model(small.name, small.family, small.backbone, None, (), lanes=1) if small and scores else None
     would_draft = drafter_laws(how, draft, draft_twin)
     sampling, stops, bets = wish.sampling, stop_tokens(model, wish), Bets(alpha, seed)
     tokens = sequences = 0
@@ -235,7 +241,8 @@ def _certify_greedy(
     model: Model, wish: Wish, prompts: Sequence[Any], arguments: dict[str, Any], facts: dict[str, Any], seed: int
 ) -> Verdict:
     """Token for token against the reference; where they part, the gap between the two logits must be within rounding."""
-    shared = {k: v for k, v in arguments.items() if k in Sampling.names()}
+    reference: registry.Method = registry.get("methods", wish.method.reference)
+    shared = {k: v for k, v in arguments.items() if k in {*Sampling.names(), *reference.option_names()}}
     ours = model.generate(prompts, seed=seed, **arguments)
     theirs = model.generate(prompts, seed=seed, method=wish.method.reference, **shared)
     differences = []
@@ -257,7 +264,7 @@ def _difference(model: Model, twin: Model, wish: Wish, ours: Any, theirs: Any, t
     a, b = ours.token_ids, theirs.token_ids
     at = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), min(len(a), len(b)))
     gap = float("inf")
-    if at < min(len(a), len(b)):
+    if at < min(len(a), len(b)) and Conditional in model.family.answers:
         warm = replace(wish.sampling, temperature=1.0)
         law_V = laws_along(twin, ours.prompt_ids, b[: at + 1], warm, stop_tokens(model, wish))[-1].double().log()
         gap = abs(float(law_V[a[at]] - law_V[b[at]]))

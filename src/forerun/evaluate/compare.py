@@ -22,7 +22,7 @@ import torch
 from forerun import registry
 from forerun.api import Model
 from forerun.arguments import check_same_tokens
-from forerun.core import Marginal
+from forerun.core import Conditional, Marginal
 from forerun.errors import TokenizerMismatch
 from forerun.evaluate.certify import Bets, laws_along
 from forerun.parameters import Sampling
@@ -149,10 +149,15 @@ def _row(entry: Entry, results: list[Result], rates: list[float], temperature: f
         most=max(rates),
         speedup=None,
         equals_reference=None,
-        p_value=law_p_value(entry.model, results, temperature) if temperature > 0 else None,
+        p_value=law_p_value(entry.model, results, temperature) if temperature > 0 and _scores(entry.model) else None,
         perplexity=perplexity(judge, entry.model, results) if judge is not None else None,
         parses=statistics.mean(parses(entry.model.decode([*r.prompt_ids, *r.token_ids])) for r in results),
     )
+
+
+def _scores(model: Model) -> bool:
+    """Can the law of what it wrote be told? A masked model has none for whole sequences."""
+    return Conditional in model.family.answers
 
 
 def _against_references(contestants: Sequence[Entry], rows: list[Row], results: list[list[Result]], temperature: float) -> None:

@@ -15,7 +15,6 @@ from forerun.registry import method
 
 @dataclass(frozen=True)
 class Ssd(Stepwise):
-    block: int = field(default=8, metadata={"help": "blanks per block; a block is finished before the next is begun"})
     drafts: int = field(default=4, metadata={"help": "drafted tokens N, so N + 1 canvases per forward"})
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ POLICIES = ("none", "prefix", "dual")
 
 @dataclass(frozen=True)
 class Stepwise:
-    block: int = field(default=32, metadata={"help": "blanks per block; a block is finished before the next is begun"})
+    block: int = field(default=8, metadata={"help": "blanks per block; a block is finished before the next is begun"})
     cache: str = field(
         default="none",
         metadata={"help": "none (exact), prefix (keys before the block are kept), dual (those after it too)"},
