@@ -26,7 +26,18 @@ INFILLING = {
     "assd every": {"ahead": "every", "k": 3},
     "assd ngram": {"draft": "ngram"},
 }
-HOLE_CASES = list(itertools.product(tiny.ANY_SUBSET, INFILLING, SAMPLINGS, ("float32", "float64")))
+CANVASES = {
+    "stepwise": {"block": 4},
+    "stepwise dual": {"block": 4, "cache": "dual", "refresh": 3},
+    "ssd": {"block": 4},
+    "ssd prefix": {"block": 4, "cache": "prefix"},
+    "threshold": {"threshold": 0.05},
+}
+WAYS = {**INFILLING, **CANVASES}
+HOLE_CASES = [
+    *itertools.product(tiny.ANY_SUBSET, INFILLING, SAMPLINGS, ("float32", "float64")),
+    *itertools.product(tiny.MASKED, CANVASES, SAMPLINGS, ("float64",)),
+]
 
 
 def load(arch: str, device: str, dtype: str, lanes: int = 8) -> forerun.Model:
@@ -53,7 +64,7 @@ def same_holes_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> Non
     outputs = {}
     for device in ("cpu", "cuda"):
         target = load(arch, device, dtype)
-        how = {**INFILLING[method], **SAMPLINGS[sampling], "method": method.split()[0]}
+        how = {**WAYS[method], **SAMPLINGS[sampling], "method": method.split()[0]}
         outputs[device] = [r.token_ids for r in target.infill(token_ids=HOLES, **how)]
         outputs[f"{device}, alone"] = [target.infill(token_ids=canvas, **how).token_ids for canvas in HOLES]
     expected = outputs["cpu"]
