@@ -258,3 +258,13 @@ def test_a_tolerance_accepts_more_and_says_that_it_is_approximate():
         m.infill(token_ids=text, method="assd-tolerant", tolerance=2)
     with pytest.raises(BadOption, match="'every'"):
         m.infill(token_ids=text, ahead="evry")
+
+
+def test_xlnet_checkpoints_load_from_a_directory(tmp_path):
+    tiny.build("xlnet", 4).save_pretrained(tmp_path)
+    m = forerun.load(str(tmp_path), max_context=64)
+    assert m.family.name == "any-subset" and m.family.needs_prompt
+    same = forerun.from_network(tiny.build("xlnet", 4), None, name="same", max_context=64)
+    holes = HOLES["scattered"]
+    assert m.infill(token_ids=holes).token_ids == same.infill(token_ids=holes).token_ids
+    assert forerun.load(str(tmp_path)).context == 1024  # it knows only distances, so there is no limit of its own

@@ -71,6 +71,7 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         "accepted": number(row["acceptance_length"], ".2f"),
         "tokens/s": f"{row['tokens_per_second']:.0f} ({row['least']:.0f}-{row['most']:.0f})",
         "speed-up": number(row["speedup"], ".2f"),
+        "over ar": number(row["over_ar"], ".2f"),
         "reference's": law,
         "perplexity": number(row["perplexity"], ".2f"),
         "parses": f"{row['parses']:.0%}",

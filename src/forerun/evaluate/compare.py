@@ -61,6 +61,7 @@ class Row:
     least: float
     most: float
     speedup: float | None  # over the method's own reference on the same model
+    over_ar: float | None  # over plain left-to-right decoding, of whichever model does that here
     equals_reference: float | None  # at temperature 0, the share of outputs that are the reference's, token for token
     p_value: float | None  # above temperature 0, of the hypothesis that the output has the reference's law
     perplexity: float | None  # under the judge
@@ -148,6 +149,7 @@ def _row(entry: Entry, results: list[Result], rates: list[float], temperature: f
         least=min(rates),
         most=max(rates),
         speedup=None,
+        over_ar=None,
         equals_reference=None,
         p_value=law_p_value(entry.model, results, temperature) if temperature > 0 and _scores(entry.model) else None,
         perplexity=perplexity(judge, entry.model, results) if judge is not None else None,
@@ -161,8 +163,11 @@ def _scores(model: Model) -> bool:
 
 
 def _against_references(contestants: Sequence[Entry], rows: list[Row], results: list[list[Result]], temperature: float) -> None:
-    """Set each row beside its reference's row on the same model, where that takes part."""
+    """Set each row beside its reference's row on the same model, and beside plain left-to-right decoding, where those take part."""
+    plain = next((j for j, e in enumerate(contestants) if e.method == "ar" and e.model.family.name == "causal"), None)
     for i, entry in enumerate(contestants):
+        if plain is not None:
+            rows[i].over_ar = rows[i].tokens_per_second / rows[plain].tokens_per_second
         reference = registry.get("methods", entry.method).reference
         at = next((j for j, other in enumerate(contestants) if other.model is entry.model and other.method == reference), None)
         if at is None:
