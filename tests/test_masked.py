@@ -346,6 +346,68 @@ def test_a_wrong_or_missing_key_is_a_clear_error(tmp_path, spoil, said):
         forerun.load(write(tmp_path / "bad", config, weights))
 
 
+MDLM = dict(
+    model_type="mdlm", vocab_size=60, model_length=32, hidden_dim=16, cond_dim=12, n_blocks=2, n_heads=2, time_conditioning=False
+)
+
+
+def mdlm_weights(seed=0):
+    from forerun.backbones.dit import wanted
+
+    rng = torch.Generator().manual_seed(seed)
+    return {f"backbone.{name}": torch.randn(*shape, generator=rng) * 0.3 for name, shape in wanted(MDLM).items()}
+
+
+def mdlm_by_hand(w, ids):
+    """MDLM as its paper and card say, written out: adaLN on the embedding of level zero, rotary, tanh-GELU."""
+    w = {k.removeprefix("backbone."): v.double() for k, v in w.items()}
+    line = lambda x, n: x @ w[f"{n}.weight"].T + w.get(f"{n}.bias", 0)  # noqa: E731
+    silu = torch.nn.functional.silu
+    level = torch.cat([torch.cos(torch.zeros(128)), torch.sin(torch.zeros(128))]).double()
+    c = silu(line(silu(line(level, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
+
+    def norm(x, name, shift, scale):
+        mean, var = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+        return (x - mean) / (var + 1e-5).sqrt() * w[f"{name}.weight"] * (1 + scale) + shift
+
+    n, heads, d = len(ids), 2, 8
+    angle = torch.outer(torch.arange(n).double(), 10000.0 ** (-torch.arange(0, d, 2).double() / d))
+    cos, sin = torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+    turn = lambda x: x * cos + torch.cat([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin  # noqa: E731
+    x = w["vocab_embed.embedding"][ids]
+    for i in range(2):
+        s1, g1, a1, s2, g2, a2 = line(c, f"blocks.{i}.adaLN_modulation").chunk(6)
+        qkv = line(norm(x, f"blocks.{i}.norm1", s1, g1), f"blocks.{i}.attn_qkv").view(n, 3, heads, d)
+        q, k, v = (qkv[:, j].transpose(0, 1) for j in range(3))
+        law = (turn(q) @ turn(k).transpose(1, 2) / d**0.5).softmax(-1)
+        x = x + a1 * line((law @ v).transpose(0, 1).reshape(n, 16), f"blocks.{i}.attn_out")
+        inner = torch.nn.functional.gelu(line(norm(x, f"blocks.{i}.norm2", s2, g2), f"blocks.{i}.mlp.0"), approximate="tanh")
+        x = x + a2 * line(inner, f"blocks.{i}.mlp.2")
+    shift, scale = line(c, "output_layer.adaLN_modulation").chunk(2)
+    return line(norm(x, "output_layer.norm_final", shift, scale), "output_layer.linear")
+
+
+def test_mdlm_checkpoints_load_by_their_real_keys(tmp_path):
+    weights = mdlm_weights()
+    m = forerun.load(write(tmp_path / "mdlm", MDLM, weights), dtype="float64")
+    assert m.family.name == "masked" and m.family.mask_token == 59 and m.context == 32
+    canvas = [5, None, 17, None, None, 25]
+    expected = mdlm_by_hand(weights, [59 if t is None else t for t in canvas])[[1, 3, 4]]
+    expected[:, 59] = -torch.inf  # SUBS: a mask is never predicted
+    [(_, own)] = ask(m, canvas, lambda target, seq: target.canvases(seq, [[1, 3, 4]], [()], Scope()))
+    assert torch.allclose(own, expected.softmax(-1), atol=1e-6)
+    slow, fast = (m.generate([5, 6], method=method, max_tokens=8, block=4) for method in ("stepwise", "ssd"))
+    assert slow.token_ids == fast.token_ids
+    plain = forerun.load("tiny", max_context=32)
+    with pytest.raises(Exception, match="tokenizers"):
+        plain.generate([5], method="specdiff", draft=m)
+    del weights["backbone.blocks.0.norm1.weight"]
+    with pytest.raises(BadCheckpoint, match="norm1"):
+        forerun.load(write(tmp_path / "bad", MDLM, weights))
+    with pytest.raises(NotAble, match="noise level"):
+        forerun.load(write(tmp_path / "timed", {**MDLM, "time_conditioning": True}, mdlm_weights()))
+
+
 def test_rows_of_a_canvas_are_shared_only_as_the_policy_says():
     m = model("masked")
     from forerun.core import Canvas

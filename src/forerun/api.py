@@ -17,6 +17,7 @@ from forerun.core import BLANK, AnySubset, Canvas
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
+from forerun.families.masked import Masked
 from forerun.jobs import Job, Jobs, Stream, failed
 from forerun.parameters import Sampling
 from forerun.registry import family_for
@@ -54,6 +55,9 @@ def load(
     else:
         source = causal.find(model)
         raw = diffusion.read_raw_config(source)
+        if raw is not None and raw["model_type"] == "mdlm":
+            backbone, tokenizer = diffusion.load_mdlm(source, raw, where, kind, max_context)
+            return Model(model, Masked(raw["vocab_size"] - 1), backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
         if raw is not None:
             network, tokenizer = diffusion.load(source, raw, where, kind)
             return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)

@@ -1,6 +1,7 @@
 """Diffusion checkpoints whose own code lives on a hub: their weights under the names of the library's classes, no remote code.
 
-LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own.
+LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own. MDLM is a
+network of its own (`backbones/dit.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from forerun.checkpoints.causal import Source, first_line, load_tokenizer, quiet
-from forerun.errors import BadCheckpoint
+from forerun.errors import BadCheckpoint, NotAble
 
 LLADA = {
     r"model\.transformer\.wte\.weight": "model.embed_tokens.weight",
@@ -78,7 +79,7 @@ def read_raw_config(source: Source) -> dict[str, Any] | None:
         raw = json.loads(_file(source, "config.json").read_text())
     except (OSError, ValueError):
         return None  # whatever is wrong with it, the library says it better
-    return raw if str(raw.get("model_type", "")).lower() in FORMATS else None
+    return raw if str(raw.get("model_type", "")).lower() in (*FORMATS, "mdlm") else None
 
 
 def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Any]:
@@ -110,6 +111,25 @@ def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch
     return network.to(device, kind).eval(), _tokenizer(source)
 
 
+def load_mdlm(
+    source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None, context: int | None
+) -> tuple[Any, Any]:
+    """(backbone, tokenizer) of an MDLM checkpoint. Its mask is the last token; it may come without a tokenizer (which is GPT-2's)."""
+    from forerun.backbones.dit import DiTBackbone, wanted
+
+    if raw.get("time_conditioning"):
+        raise NotAble(f"model={source.name!r} conditions on the noise level, which a canvas does not have: it is refused.")
+    try:
+        shapes, longest, heads = wanted(raw), int(raw["model_length"]), int(raw["n_heads"])
+    except KeyError as error:
+        raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
+    state = {name.removeprefix("backbone."): tensor for name, tensor in _weights(source).items()}
+    _compare(source, shapes, state)
+    kind = dtype or state["vocab_embed.embedding"].dtype
+    state = {name: tensor.to(device, kind) for name, tensor in state.items()}
+    return DiTBackbone(state, heads, raw["vocab_size"], min(context or longest, longest)), _tokenizer_if_any(source)
+
+
 def _renamed(key: str, form: Format, source: Source) -> str:
     for pattern, name in form.keys.items():
         found = re.fullmatch(pattern, key)
@@ -119,7 +139,10 @@ def _renamed(key: str, form: Format, source: Source) -> str:
 
 
 def _check(source: Source, network: Any, state: dict[str, Any]) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    _compare(source, {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}, state)
+
+
+def _compare(source: Source, wanted: dict[str, tuple[int, ...]], state: dict[str, Any]) -> None:
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     shapes = [name for name in wanted.keys() & state.keys() if tuple(state[name].shape) != wanted[name]]
     wrong = {"missing": missing, "unexpected": extra, "of another shape": sorted(shapes)}
@@ -152,6 +175,13 @@ def _weights(source: Source) -> dict[str, Any]:
         except Exception as error:
             raise BadCheckpoint(f"model={source.name!r}: {name} cannot be read: {first_line(error)}") from error
     return found
+
+
+def _tokenizer_if_any(source: Source) -> Any | None:
+    try:
+        return _tokenizer(source)
+    except Exception:
+        return None
 
 
 def _tokenizer(source: Source) -> Any | None:
