@@ -114,7 +114,7 @@ def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch
 def load_mdlm(
     source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None, context: int | None
 ) -> tuple[Any, Any]:
-    """(backbone, tokenizer) of an MDLM checkpoint. Its mask is the last token; it may come without a tokenizer (which is GPT-2's)."""
+    """(backbone, tokenizer) of an MDLM checkpoint. Its mask is the last token; it may come without a tokenizer (GPT-2's)."""
     from forerun.backbones.dit import DiTBackbone, wanted
 
     if raw.get("time_conditioning"):
