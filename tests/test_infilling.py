@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,6 +131,31 @@ class TestInfill:
         with pytest.raises(BadOption, match="300"):
             m.infill(token_ids=[None, 300])
 
+    @pytest.mark.parametrize("ids", [[3.5, None], [True, None], "abc", 5, np.array([3, np.nan])], ids=str)
+    def test_ids_that_are_none_are_refused(self, m, ids):
+        with pytest.raises(BadOption, match="token_ids"):
+            m.infill(token_ids=ids)
+
+    def test_ids_may_come_as_arrays_and_generators(self, m):
+        expected = m.infill(token_ids=[5, None, 7]).token_ids
+        assert m.infill(token_ids=np.array([5, None, 7], object)).token_ids == expected
+        assert [r.token_ids for r in m.infill(token_ids=([5, None, 7] for _ in range(2)))] == [expected] * 2
+
+    @pytest.mark.parametrize(
+        "text, said",
+        [
+            ({"prefix": None, "max_tokens": 2}, "prefix"),
+            ({"prefix": "a", "suffix": "b"}, "max_tokens"),
+            ({"prefx": "a", "max_tokens": 2}, "'prefix'"),
+            ("a\ud800<|fill:1|>", "Unicode"),
+            ("<|fill:" + "9" * 5000 + "|>", "fill:N"),
+        ],
+        ids=["prefix", "length", "key", "bytes", "digits"],
+    )
+    def test_what_is_wrong_is_named(self, m, text, said):
+        with pytest.raises(BadOption, match=said):
+            m.infill(text)
+
     def test_penalties_and_bias_hold_in_holes(self, m):
         assert set(m.infill("<|fill:5|>x", allowed_tokens=[65, 66]).fill_ids[0]) <= {65, 66}
         once = m.infill("<|fill:20|>", presence_penalty=1e5)
@@ -185,6 +211,17 @@ class TestCommand:
         (tmp_path / "p.jsonl").write_text('{"text": "x<|fill:1|>"}\n{"prefix": "a", "suffix": "b", "max_tokens": 2}\n')
         done = run("infill", "--prompts", str(tmp_path / "p.jsonl"), "--model", "tiny:any-subset", "--json")
         assert [json.loads(line)["request"] for line in done.stdout.splitlines()] == [0, 1]
+
+    def test_a_trace_is_written_and_flags_without_a_meaning_are_refused(self, tmp_path):
+        run("infill", "ab<|fill:4|>", "--model", "tiny:any-subset", "--trace", str(tmp_path / "t.jsonl"))
+        assert sum(len(json.loads(line)["tokens"]) for line in (tmp_path / "t.jsonl").read_text().splitlines()) == 4
+        assert "--chat" in str(run("infill", "ab<|fill:4|>", "--chat").exception)
+
+    def test_in_a_file_a_bad_text_fails_alone(self, tmp_path):
+        (tmp_path / "p.jsonl").write_text('{"prompt": "x<|fill:1|>"}\n{"text": "no hole"}\n')
+        done = run("infill", "--prompts", str(tmp_path / "p.jsonl"), "--model", "tiny:any-subset", "--json")
+        first, second = (json.loads(line) for line in done.stdout.splitlines())
+        assert done.exit_code == 1 and "error" not in first and "no hole" in second["error"]
 
     def test_line_breaks_may_be_written_as_backslash_n(self):
         done = run("infill", r"a\nb<|fill:1|>", "--model", "tiny:any-subset", "--json")

@@ -223,3 +223,36 @@ def test_the_rate_may_fall_in_a_line_to_nothing():
     line = dataclasses.replace(RECIPE, decay="linear")
     rates = [learning_rate(step, line) for step in range(line.steps + 1)]
     assert rates[-1] == 0 and rates[3] - rates[4] == pytest.approx(rates[8] - rates[9])
+
+
+def test_an_interrupted_run_keeps_its_last_step(corpus, tmp_path):
+    import os
+    import signal
+
+    def interrupt(row):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(RECIPE, corpus, tmp_path / "cut", report=interrupt)
+    assert torch.load(tmp_path / "cut" / "checkpoint.pt", weights_only=True)["step"] == 4
+    assert same(train(RECIPE, corpus, tmp_path / "cut"), train(RECIPE, corpus, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("objective: masked\ncontext: 32", "model:"),
+        ("objective: masked\nstart: zoo:nope", "start='zoo:nope'"),
+        ("objective: masked\nstart: zoo:ar\nlearning_rate: abc", "learning_rate"),
+        ("objective: masked\nstart: zoo:ar\noptions: 5", "options"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_shows_before_any_work(tmp_path, text, said):
+    (tmp_path / "r.yaml").write_text(text)
+    done = run("train", "masked", "--config", tmp_path / "r.yaml", "--out", tmp_path / "run", "--data", tmp_path)
+    assert said in str(done.exception) and not (tmp_path / "run").exists()
+
+
+def test_a_context_longer_than_the_network_is_refused(corpus, tmp_path):
+    with pytest.raises(BadOption, match="context=100"):
+        train(dataclasses.replace(RECIPE, context=100), corpus, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -13,7 +13,7 @@ import torch
 from forerun import infilling, zoo
 from forerun.arguments import Wish, check_drafts, check_for, check_same_tokens, read_prompts, read_wish, room_after
 from forerun.checkpoints import causal, diffusion, tiny
-from forerun.core import BLANK, AnySubset, Canvas
+from forerun.core import BLANK, AnySubset, Canvas, Conditional
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
@@ -237,7 +237,11 @@ class Model:
         if (text is None) == (token_ids is None):
             raise BadOption("give either a text with holes or token_ids=, not both and not neither.")
         given, read_one = (text, infilling.read) if token_ids is None else (token_ids, infilling.of_ids)
-        several = isinstance(given, list | tuple) and (token_ids is None or (bool(given) and isinstance(given[0], list | tuple)))
+        if token_ids is not None:
+            if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+                raise BadOption(f"token_ids={given!r} must be a list of token ids, with None where one is missing.")
+            given = [list(one) if isinstance(one, Iterable) and not isinstance(one, str) else one for one in given]
+        several = isinstance(given, list | tuple) and (token_ids is None or (bool(given) and isinstance(given[0], list)))
         small = self.draft_model(draft, wish) if wish.needs_draft_model else None
         requests: list[Any] = []
         for one in given if several else [given]:
@@ -258,6 +262,11 @@ class Model:
         `completion` is a text, or one for each hole; `<|fill|>` is a hole of whatever length its completion has. A left-to-right
         model can score a hole at the end.
         """
+        if Conditional not in self.family.answers:
+            raise NotAble(
+                f"'{self.name}' (family '{self.family.name}') does not score completions, it could only bound them: use an "
+                f"any-subset model, such as 'zoo:any-subset'."
+            )
         template = infilling.read(text)
         ids = infilling.token_ids(self, template)
         parts = infilling.completion_ids(self, template, completion)

@@ -65,7 +65,7 @@ def drafter_class(how: registry.Method, draft: Any) -> Any | None:
     if not how.drafts or how.drafter is not None:
         if draft is not None:
             does = f"always drafts with {how.drafter!r}" if how.drafts else "does not draft"
-            raise BadOption(f"draft={draft!r}: method={how.name!r} {does}; use method='speculative'.")
+            raise BadOption(f"draft={draft!r}: method={how.name!r} {does}; leave draft= out, or use speculative, specdiff or assd.")
         return fixed
     if draft is None and how.drafts_itself:
         return None
@@ -139,6 +139,14 @@ def _chat_text(model: Model, messages: Any) -> str | ForerunError:
         return BadOption(f"messages={messages!r} do not fit the chat template of '{model.name}': {error}")
 
 
+def check_text(text: str) -> None:
+    """Refuse text with halves of characters in it, which bytes that are not UTF-8 become on a command line."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadOption(f"text has a broken character at {error.start}: it must be valid Unicode (UTF-8).") from None
+
+
 def _is_ids(prompt: Any) -> bool:
     is_list = isinstance(prompt, list | tuple) and len(prompt) > 0
     return is_list and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt)
@@ -150,6 +158,10 @@ def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunE
     if isinstance(prompt, str) and model.tokenizer is None:
         return BadOption(f"'{model.name}' has no tokenizer: give the prompt as a list of token ids.")
     if isinstance(prompt, str):
+        try:
+            check_text(prompt)
+        except BadOption as error:
+            return error
         ids = model.tokenizer(prompt, add_special_tokens=special).input_ids if prompt else []  # type: ignore[misc]
     elif _is_ids(prompt) or prompt in ([], ()):
         ids = [int(token) for token in prompt]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerun.arguments import Wish
+from forerun.arguments import Wish, check_text
 from forerun.core import BLANK, Canvas, Marginal
-from forerun.errors import BadOption, ForerunError, NotAble
+from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.jobs import Job
 from forerun.result import Result
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forerun.api import Model
 
 MARKER = re.compile(r"(\\*)<\|fill(?::([^|>]*))?\|>")
-SIZE = re.compile(r"(\d+)(?:-(\d+))?")
+SIZE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 MOST_LENGTHS = 64  # ways to size the holes of one text
 EDITOR_LENGTHS = 16  # lengths tried between 1 and an editor's max_tokens, evenly spaced in their logarithm
 NOT_HERE = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
@@ -84,8 +84,13 @@ def read(request: Any) -> Template:
     if isinstance(request, str):
         return parse(request)
     if isinstance(request, dict):
-        if not {"max_tokens"} <= request.keys() <= {"prefix", "suffix", "max_tokens"}:
-            raise BadOption(f"{sorted(request)} must be prefix, suffix and max_tokens.")
+        for key in request.keys() - {"prefix", "suffix", "max_tokens"}:
+            raise unknown("key of a text with a hole", str(key), ("prefix", "suffix", "max_tokens"))
+        if "max_tokens" not in request:
+            raise BadOption("a text given as prefix and suffix needs max_tokens, the most that the hole may hold.")
+        for key in ("prefix", "suffix"):
+            if not isinstance(request.get(key, ""), str):
+                raise BadOption(f"{key}={request[key]!r} must be text.")
         most = request["max_tokens"]
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
             raise BadOption(f"max_tokens={most!r} must be a whole number, 1 or more.")
@@ -98,6 +103,9 @@ def of_ids(ids: Sequence[int | None]) -> Template:
     """Token ids, with None for every blank."""
     pieces: list[list[int]] = [[]]
     sizes: list[list[int]] = []
+    for token in ids:
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int | np.integer)):
+            raise BadOption(f"token_ids has {token!r} in it: give whole numbers, and None where a token is missing.")
     for blank, run in itertools.groupby(ids, lambda token: token is None):
         if blank:
             sizes.append([len(list(run))])
@@ -129,6 +137,7 @@ def encode(model: Model, piece: str | Sequence[int]) -> list[int]:
         return [int(token) for token in piece]
     if model.tokenizer is None:
         raise BadOption(f"'{model.name}' has no tokenizer: give token_ids, with None for every blank.")
+    check_text(piece)
     return list(model.tokenizer(piece, add_special_tokens=False).input_ids) if piece else []
 
 
@@ -231,7 +240,11 @@ def check_options(model: Model, options: dict[str, Any]) -> None:
 
 def completion_ids(model: Model, template: Template, completion: Any) -> list[list[int]]:
     """What fills each hole, as ids, checked against the holes' lengths."""
-    parts = [completion] if isinstance(completion, str) or (completion and isinstance(completion[0], int)) else list(completion)
+    completion = completion.tolist() if hasattr(completion, "tolist") else completion
+    if not isinstance(completion, str | list | tuple):
+        raise BadOption(f"completion={completion!r} must be a text or token ids, or a list of these, one for each hole.")
+    one = isinstance(completion, str) or (len(completion) > 0 and isinstance(completion[0], int | np.integer))
+    parts = [completion] if one else [part.tolist() if hasattr(part, "tolist") else part for part in completion]
     if len(parts) != len(template.sizes):
         raise BadOption(f"completion has {len(parts)} parts, and the text has {len(template.sizes)} holes: give one for each.")
     ids = []

@@ -90,12 +90,10 @@ def compare(
 def evaluate(
     ctx: typer.Context,
     task: Annotated[str, typer.Argument(help="scattered, stories or humaneval.")],
-    method: Annotated[list[str], typer.Option("--method", help="METHOD or METHOD:DRAFT; repeat the flag.")] = [  # noqa: B006
-        "sequential",
-        "assd",
-        "assd:ngram",
-    ],
-    model: Annotated[str, typer.Option("--model", "-m", help="An any-subset model.")] = "zoo:any-subset",
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="METHOD or METHOD:DRAFT; repeat the flag. Default: by the model's kind.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="A model that fills holes.")] = "zoo:any-subset",
     data: Annotated[
         str | None, typer.Option(help="The task's file; for scattered: a folder of .py files or a .jsonl[.xz].")
     ] = None,
@@ -119,7 +117,7 @@ def evaluate(
 
 @app.command()
 def train(
-    objective: Annotated[str, typer.Argument(help="ar or any-subset.")],
+    objective: Annotated[str, typer.Argument(help="ar, any-subset or masked.")],
     config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
     out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
     data: Annotated[

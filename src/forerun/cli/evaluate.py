@@ -21,10 +21,12 @@ SHOWN = {
     "stories": ("model", "missing", "trials", "temperature", "batch", "machine"),
     "humaneval": ("model", "trials", "temperature", "batch", "machine"),
 }
+MISSING = {1: (2,), 3: (1, 2, 3)}  # sentences that are missing, from 0
+DEFAULTS = {"any-subset": ("sequential", "assd", "assd:ngram"), "masked": ("stepwise", "ssd")}
 NEEDS_DATA = {"stories": "a file of five-sentence stories", "humaneval": "a file of HumanEval infilling tasks"}
 
 
-def run(task: str, name: str, methods: Sequence[str], options: dict[str, Any], how: dict[str, Any], as_json: bool) -> None:
+def run(task: str, name: str, methods: Sequence[str] | None, options: dict[str, Any], how: dict[str, Any], as_json: bool) -> None:
     from forerun import registry
     from forerun.evaluate.compare import machine
     from forerun.evaluate.tasks import How
@@ -33,12 +35,17 @@ def run(task: str, name: str, methods: Sequence[str], options: dict[str, Any], h
         raise unknown("task", task, TASKS)
     if task in NEEDS_DATA and not how["data"]:
         raise BadOption(f"task {task!r} needs --data: {NEEDS_DATA[task]}.")
-    hows = [How.read(method, options) for method in methods]
+    if how["missing"] not in MISSING:
+        raise BadOption(f"missing={how['missing']} must be 1 or 3 sentences.")
+    model = load(name) if not methods else None
+    if model is not None:
+        methods = DEFAULTS.get(model.family.name, (model.family.default,))
+    hows = [How.read(method, options) for method in methods or ()]
     unused = [key for key in options if not any(key in h.options for h in hows)]
     if unused:
         known = {name for h in hows for name in registry.get("methods", h.method).option_names()}
-        raise unknown(f"option of {' and '.join(methods)}", unused[0], known)
-    model = load(name)
+        raise unknown(f"option of {' and '.join(h.method for h in hows)}", unused[0], known)
+    model = model or load(name)
     with Progress(console=aside, transient=True) as progress:
         bar = progress.add_task(f"{task} …")
         rows = _run(task, model, hows, how, lambda done, total: progress.update(bar, completed=done, total=total))
@@ -68,8 +75,7 @@ def _run(task: str, model: Any, hows: Sequence[Any], how: dict[str, Any], progre
         return tasks.scattered(model, hows, windows, known=how["known"], judge=judge, **common)
     if task == "stories":
         told = tasks.read_stories(how["data"])[:count]
-        missing = {1: (2,), 3: (1, 2, 3)}[how["missing"]]
-        return tasks.stories(model, hows, told, missing=missing, trials=how["trials"], **common)
+        return tasks.stories(model, hows, told, missing=MISSING[how["missing"]], trials=how["trials"], **common)
     programs = tasks.read_programs(how["data"])[:count]
     return tasks.humaneval(model, hows, programs, trials=how["trials"], **common)
 

@@ -42,7 +42,7 @@ def run(given: Given) -> None:
     results = jobs.results()
     _print(results, own["json"], live)
     if own["trace"]:
-        _write_trace(own["trace"], results, model)
+        write_trace(own["trace"], results, model)
     if interrupted or any(result.error for result in results):
         raise typer.Exit(130 if interrupted else 1)
 
@@ -144,7 +144,7 @@ def _summary(result: Any) -> str:
     )
 
 
-def _write_trace(file: str, results: list[Any], model: Any) -> None:
+def write_trace(file: str, results: list[Any], model: Any) -> None:
     from forerun.jobs import trace_lines
 
     with open(file, "w", encoding="utf-8") as out:

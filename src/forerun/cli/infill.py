@@ -14,7 +14,7 @@ from rich.text import Text
 
 from forerun import infilling
 from forerun.cli.flags import Given
-from forerun.cli.generate import aside, load
+from forerun.cli.generate import aside, load, write_trace
 from forerun.errors import BadOption
 
 DEFAULT_MODEL = "zoo:any-subset"
@@ -23,19 +23,23 @@ DEFAULT_MODEL = "zoo:any-subset"
 def run(given: Given) -> None:
     own = given.own
     texts = _texts(own)
-    for text in texts:
-        infilling.read(text).lengths()  # what is wrong with a text shows before a model is loaded
+    if own["chat"] or own["system"]:
+        raise BadOption("--chat and --system have no meaning for infilling: a text with holes is taken as it is.")
+    if len(texts) == 1:
+        infilling.read(texts[0]).lengths()  # what is wrong with it shows before a model is loaded; of several it fails alone
+    if own["trace"]:
+        open(own["trace"], "a").close()  # a place that cannot be written shows now, not after the work
     if own["model"] is None:
         aside.print(f"[dim]no --model given: using {DEFAULT_MODEL}, a small model of Python code[/]")
     model = load(own["model"] or DEFAULT_MODEL, **{k: own[k] for k in ("device", "dtype", "lanes", "max_context")})
     requests, _ = model.submit_infill(texts, method=own["method"], draft=own["draft"], **given.options())
     interrupted = _serve(model, requests)
-    failed = False
-    for index, request in enumerate(requests):
-        for result in [request] if not hasattr(request, "jobs") else request.results():
-            failed |= result.error is not None
-            _print(result, index, own["json"], alone=len(requests) == 1)
-    if interrupted or failed:
+    found = [(i, r) for i, one in enumerate(requests) for r in (one.results() if hasattr(one, "jobs") else [one])]
+    for index, result in found:
+        _print(result, index, own["json"], alone=len(requests) == 1)
+    if own["trace"]:
+        write_trace(own["trace"], [result for _, result in found], model)
+    if interrupted or any(result.error is not None for _, result in found):
         raise typer.Exit(130 if interrupted else 1)
 
 
@@ -58,7 +62,10 @@ def read_texts(file: str) -> list[Any]:
     path = Path(file)
     if not path.is_file():
         raise BadOption(f"--prompts {file!r} is not a file.")
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadOption(f"--prompts {file!r} is not UTF-8 text.") from None
     if path.suffix != ".jsonl":
         return [content]
     found = []
@@ -66,8 +73,9 @@ def read_texts(file: str) -> list[Any]:
         if line.strip():
             try:
                 entry = json.loads(line)
-                found.append(entry["text"] if "text" in entry else {k: entry[k] for k in ("prefix", "suffix", "max_tokens")})
-            except (ValueError, KeyError, TypeError):
+                whole = entry.get("text", entry.get("prompt"))
+                found.append(whole if whole is not None else {k: entry[k] for k in ("prefix", "suffix", "max_tokens")})
+            except (ValueError, KeyError, TypeError, AttributeError):
                 wanted = '"text", or with "prefix", "suffix" and "max_tokens"'
                 raise BadOption(f"{file}:{number} must be a JSON object with {wanted}.") from None
     return found

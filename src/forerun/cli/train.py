@@ -24,7 +24,7 @@ def run(objective: str, config: str, data: str | None, out: str, start: str | No
     if recipe.objective != objective:
         raise BadOption(f"{config} is a recipe for {recipe.objective!r}, not for {objective!r}.")
     changes: dict[str, Any] = {"start": start} if start else {}
-    changes |= {"steps": steps} if steps else {}
+    changes |= {"steps": steps} if steps is not None else {}
     recipe = replace(recipe, **changes)
     with bar(recipe.steps) as report:
         folder = train(recipe, data, Path(out), report)
@@ -42,7 +42,7 @@ class bar:
             TimeRemainingColumn(),
         )
         self.progress = Progress(*columns, console=Console(stderr=True))
-        self.task = self.progress.add_task("reading and tokenising …", total=steps)
+        self.task = self.progress.add_task("training, after reading and tokenising …", total=steps)
 
     def __enter__(self) -> Any:
         self.progress.start()

@@ -217,7 +217,7 @@ def certify(
 
     while sequences < max_sequences:
         # A seed of its own for every sequence: the bets are a martingale only if no two of them share their noise.
-        numbers = range(sequences, sequences + model.engine.lanes)
+        numbers = range(sequences, min(sequences + model.engine.lanes, max_sequences))
         jobs = [model.submit([prompts[i % len(prompts)]], seed=seed + i, **arguments) for i in numbers]
         model.engine.run()
         for result in (job.results()[0] for job in jobs):

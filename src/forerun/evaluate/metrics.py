@@ -27,7 +27,8 @@ class Mean:
 
     def __str__(self) -> str:
         digits = 3 if abs(self.mean) < 10 else 1
-        return f"{self.mean:.{digits}f} ± {self.error:.{digits}f}"
+        spread = f" ± {self.error:.{digits}f}" if self.samples > 1 else ""
+        return f"{self.mean:.{digits}f}{spread}"
 
 
 def mean(values: Sequence[float]) -> Mean:

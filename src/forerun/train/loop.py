@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -63,6 +65,27 @@ def parameter_groups(network: Any, decay: float) -> list[dict[str, Any]]:
     return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
+class Pause:
+    """Ctrl-C while it holds asks for a stop after the step that is being made; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> Pause:
+        self.here = threading.current_thread() is threading.main_thread()
+        self.before = signal.signal(signal.SIGINT, self._ask) if self.here else None
+        return self
+
+    def _ask(self, *_: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self.here:
+            signal.signal(signal.SIGINT, self.before)
+
+
 def train(
     recipe: Recipe,
     corpus: Corpus,
@@ -76,11 +99,27 @@ def train(
 
     `report` is called with a row of the curve at every validation. `stop_at` ends early, as an interruption would.
     """
+    with Pause() as pause:
+        return _train(recipe, corpus, out, network, report, stop_at, pause)
+
+
+def _train(
+    recipe: Recipe,
+    corpus: Corpus,
+    out: Path,
+    network: Any,
+    report: Callable[[dict[str, Any]], None],
+    stop_at: int | None,
+    pause: Pause,
+) -> Any:
     from accelerate import Accelerator
 
     on_gpu = torch.cuda.is_available()
     accelerator = Accelerator(mixed_precision="bf16" if on_gpu else "no")
     network = network if network is not None else new_network(recipe)
+    longest = getattr(network.config, "max_position_embeddings", None) or 0
+    if 0 < longest < recipe.context:
+        raise BadOption(f"context={recipe.context} is more than the {longest} positions that the network has.")
     optimiser = torch.optim.AdamW(
         parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=on_gpu
     )
@@ -128,8 +167,10 @@ def train(
                 row |= decoded(accelerator.unwrap_model(network), corpus, recipe) if recipe.decode else {}
                 _append(out / "curve.csv", row)
                 report(row)
-        if step % recipe.save_every == 0 and step < recipe.steps:
+        if pause.asked or (step % recipe.save_every == 0 and step < recipe.steps):
             save(step)
+        if pause.asked:
+            raise KeyboardInterrupt
     save(step)
     if accelerator.is_main_process and (out / "curve.csv").exists():
         plot(out / "curve.csv", out / "curve.png")

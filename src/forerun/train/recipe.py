@@ -39,6 +39,12 @@ class Recipe:
         from forerun.train.objectives import make
 
         object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("options", "model"):
+            if not isinstance(getattr(self, name), dict):
+                raise BadOption(f"{name}={getattr(self, name)!r} must be a mapping.")
+        for name in ("learning_rate", "weight_decay", "clip"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise BadOption(f"{name}={getattr(self, name)!r} must be a number.")
         make(self.objective, self.options)
         if self.decay not in ("cosine", "linear"):
             raise unknown("decay", self.decay, ("cosine", "linear"))

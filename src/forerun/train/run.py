@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun import zoo
 from forerun.checkpoints import causal
-from forerun.errors import BadOption
+from forerun.errors import BadOption, ForerunError
 from forerun.train.data import tokenise
 from forerun.train.loop import train
 from forerun.train.recipe import Recipe
@@ -17,6 +17,13 @@ from forerun.train.recipe import Recipe
 
 def run(recipe: Recipe, source: str | None, out: Path, report: Callable[[dict[str, Any]], None] = lambda row: None) -> Path:
     """Train by a recipe; the checkpoint goes to `out/model`, with its tokenizer."""
+    if recipe.start is None and not recipe.model:
+        raise BadOption("the recipe needs model:, the shape of a new network, or start:, a checkpoint to begin from.")
+    if recipe.start is not None:
+        try:
+            zoo.recipe(recipe.start.removeprefix("zoo:")) if recipe.start.startswith("zoo:") else causal.find(recipe.start)
+        except ForerunError as error:
+            raise BadOption(f"start={recipe.start!r}: {error}") from error
     tokenizer = tokenizer_of(recipe)
     recipe = with_mask(recipe, tokenizer)
     corpus = tokenise(source, tokenizer, out / "tokens.npz")
