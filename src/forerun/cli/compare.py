@@ -89,16 +89,16 @@ def show(report: dict[str, Any], console: Console) -> None:
     for row in words:
         table.add_row(*(row[name] for name in columns))
     console.print(table)
-    console.print(_caption(report), style="dim", highlight=False)
+    console.print(_caption(report, judged="perplexity" in columns), style="dim", highlight=False)
 
 
-def _caption(report: dict[str, Any]) -> str:
+def _caption(report: dict[str, Any], judged: bool = True) -> str:
     return "; ".join(
         [
             f"{report['prompts']} prompts, {report['max_tokens']} tokens each",
             f"temperature {report['temperature']:g}, batch {report['batch']}",
             f"tokens/s: median of {report['rounds']} turns (least-most)",
-            f"perplexity under {JUDGE}",
+            *([f"perplexity under {JUDGE}"] if judged else []),
             report["machine"],
         ]
     )
