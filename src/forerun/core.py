@@ -32,6 +32,9 @@ class Scope:
     length: int | None = None  # the canvas ends here for this question: what lies behind is not looked at
 
 
+EVERYTHING = Scope()
+
+
 @dataclass(frozen=True)
 class Draft:
     """Tokens proposed for some positions, and the law each was drawn from: q = None is a point mass on every token."""
@@ -78,7 +81,7 @@ class Canvases(Marginal, Protocol):
     """A model that looks at a whole canvas at once: masked diffusion."""
 
     def canvases(
-        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope = EVERYTHING
     ) -> Awaitable[list[tuple[Tensor, Tensor]]]:
         """For each canvas (the sequence with some blanks filled as `placed` says) the laws of the blanks at its `positions`, and
         the model's own laws of them before any sampling parameter: confidence is read from those. All in one forward."""

@@ -128,6 +128,18 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
+def check_whole(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+    """Refuse an option that is not a whole number of the right size. Methods, drafters and recipes check theirs with it."""
+    fine = isinstance(value, int) and not isinstance(value, bool) and value >= least and (most is None or value <= most)
+    _require(fine, name, value, f"a whole number, {least} or more" if most is None else f"a whole number from {least} to {most}")
+
+
+def check_between(name: str, value: Any, least: float = 0.0, most: float = 1.0) -> None:
+    """Refuse an option that is not a number within bounds."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    _require(fine, name, value, f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}")
+
+
 def _sequence(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise BadOption(f"{name}={value!r} must be a list.")

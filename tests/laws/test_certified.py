@@ -4,6 +4,7 @@ import pytest
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
+from forerun.errors import NotAble
 from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law, standard_cases
 from forerun.families.masked import Masked
 
@@ -115,6 +116,17 @@ def test_a_draft_in_order_of_confidence_is_exact_at_temperature_0_and_biased_abo
     how = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6}, method_options={"k": 2, "steps": 2})
     assert_certified(certify_case("specdiff-confidence", target, [0, 1], temperature=0.0, **how))
     assert certify_case("specdiff-confidence", target, [0, 1], temperature=1.0, **how).distance > 1e-3
+
+
+@pytest.mark.parametrize(
+    "method", [n for n in registry.BUILT_IN["methods"] if registry.get("methods", n).guarantee == "approximate"]
+)
+def test_certification_shows_that_an_approximate_method_is_one(method):
+    if method == "ancestral":  # its own reference
+        with pytest.raises(NotAble, match="no law that it claims"):
+            standard_cases(method)
+    else:
+        assert max(case().distance for case in standard_cases(method)) > 1e-2
 
 
 def test_a_tolerance_changes_the_law():

@@ -6,8 +6,11 @@ import textwrap
 import numpy as np
 
 import forerun.methods.ssd as ssd_file
+import forerun.methods.stepwise as stepwise_file
 from forerun.backbones.table import TableBackbone
 from forerun.choose import surest
+from forerun.core import Draft
+from forerun.drafters.diffusion import DiffusionDrafter
 from forerun.evaluate.enumerate import certify_case
 from forerun.families.masked import Masked
 from forerun.rows import HI, HORIZON, LO, Plan
@@ -78,6 +81,26 @@ def test_the_least_sure_blank_first_is_caught(monkeypatch):
 
     monkeypatch.setattr(ssd_file, "surest", least)
     assert any_caught()
+
+
+def test_the_least_sure_blank_first_is_caught_in_the_reference_too(monkeypatch):
+    rule = surest(1)
+    monkeypatch.setattr(stepwise_file, "surest", lambda count: lambda where, law, own, sample: rule(where, law, 1 - own, sample))
+    assert caught(certify_case("stepwise", TARGET, [0, None, None, None], mask=2, temperature=1.0, method_options={"block": 9}))
+
+
+def test_a_diffusion_draft_with_the_laws_of_other_tokens_is_caught(monkeypatch):
+    original = DiffusionDrafter.propose
+
+    async def wrong(self, seq, k):
+        draft = await original(self, seq, k)
+        return Draft(draft.positions, draft.tokens, draft.q.roll(1, 0) if draft.q is not None else None)
+
+    monkeypatch.setattr(DiffusionDrafter, "propose", wrong)
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+    how = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6}, temperature=1.0)
+    assert caught(certify_case("specdiff", target, [0, 1], method_options={"k": 2}, **how))
 
 
 def test_canvases_that_see_each_other_are_caught(monkeypatch):

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.accept import each
 from forerun.choose import surest
 from forerun.core import Canvas, Canvases, Draft, Marginal, Scope
-from forerun.errors import BadOption
+from forerun.parameters import check_whole
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class DiffusionDrafter:
     keep: bool = field(default=True, metadata={"help": "keep the drafter's keys of the text, though it once saw blanks after them"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise BadOption(f"steps={self.steps!r} must be a whole number, 1 or more.")
+        check_whole("steps", self.steps)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         positions = seq.next(k)

@@ -8,6 +8,7 @@ import numpy as np
 
 from forerun.core import Canvas, Draft
 from forerun.errors import BadOption
+from forerun.parameters import check_whole
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,7 @@ class LookupDrafter:
     adapt: bool = field(default=True, metadata={"help": "draft longer while copies are accepted and shorter while they are not"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ngram, int) or isinstance(self.ngram, bool) or self.ngram < 1:
-            raise BadOption(f"ngram={self.ngram!r} must be a whole number, 1 or more.")
+        check_whole("ngram", self.ngram)
         if not isinstance(self.adapt, bool):
             raise BadOption(f"adapt={self.adapt!r} must be True or False.")
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core import Canvas, Draw, Placement, Scope
+from forerun.core import EVERYTHING, Canvas, Draw, Placement, Scope
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Batch, stack
 from forerun.errors import ForerunError, NotAble
@@ -115,7 +115,7 @@ class Questions:
         return await self._ask(seq, plan, branches)
 
     async def canvases(
-        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope = EVERYTHING
     ) -> list[tuple[Tensor, Tensor]]:
         plan = self.family.canvases(seq, positions, placed, scope)
         branches = [Branch([t for _, t in done], [len(done)] * len(at), at) for at, done in zip(positions, placed, strict=True)]

@@ -20,6 +20,7 @@ from torch import Tensor
 from forerun import core
 from forerun.api import Model
 from forerun.backbones.table import TableBackbone, digest
+from forerun.errors import NotAble
 from forerun.families.any_subset import AnySubset
 from forerun.families.causal import Causal
 from forerun.families.masked import Masked
@@ -282,6 +283,8 @@ def standard_cases(method: str) -> list[Callable[[], Certificate]]:
     from forerun import registry
 
     how: registry.Method = registry.get("methods", method)
+    if how.guarantee == "approximate":
+        return _cases_of_approximation(how)
     if core.AnySubset in how.needs:
         return _cases_with_holes(how)
     if core.Canvases in how.needs:
@@ -320,6 +323,29 @@ def _cases_with_holes(how: registry.Method) -> list[Callable[[], Certificate]]:
         if how.drafts:
             cases.append(partial(certify_case, how.name, target, HOLES[0], draft="ngram", **{**same, **sampling, "min_tokens": 0}))
     return cases
+
+
+# What makes each approximate method of ours differ from its reference on canvases as small as these.
+ROUGH: dict[str, dict[str, Any]] = {
+    "assd-tolerant": {"tolerance": 0.3},
+    "steps": {"steps": 1},
+    "threshold": {"threshold": 0.0},
+    "entropy-bounded": {"bound": 9.0},
+    "specdiff-confidence": {"k": 2, "steps": 2},
+}
+
+
+def _cases_of_approximation(how: registry.Method) -> list[Callable[[], Certificate]]:
+    """How far an approximate method is from its reference, with options that let it be."""
+    if how.reference == how.name or how.name not in ROUGH:
+        raise NotAble(f"method={how.name!r} is approximate ({how.reason}): there is no law that it claims to have.")
+    target, option = TableBackbone(vocab=4, seed=1), ROUGH[how.name]
+    if how.drafter is not None:
+        draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+        own: dict[str, Any] = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6})
+        return [partial(certify_case, how.name, target, [0, 1], temperature=t, method_options=option, **own) for t in (0.0, 1.0)]
+    holes: list[Prompt] = [[0, None, None, None], [None, 0, None, 1]]
+    return [partial(certify_case, how.name, target, hole, mask=3, temperature=1.0, method_options=option) for hole in holes]
 
 
 def _cases_of_canvases(how: registry.Method) -> list[Callable[[], Certificate]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from forerun.core import Canvas
-from forerun.rows import Plan
 
-
-class Family:
+class Family(ABC):
     """What the engine and the interface need to know about a kind of model."""
 
     name: ClassVar[str]
@@ -19,13 +16,10 @@ class Family:
     needs_prompt = True  # must something be given before the first question?
 
     @classmethod
+    @abstractmethod
     def of(cls, config: Any) -> Family | None:
         """The family of a checkpoint with this config, or None if it is of another kind."""
-        raise NotImplementedError
 
     def slots(self, context: int) -> int:
         """How many cache slots a lane needs for a canvas of `context` tokens."""
         return context
-
-    def conditionals(self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
-        raise NotImplementedError

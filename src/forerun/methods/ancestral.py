@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forerun.choose import reveal
-from forerun.core import BLANK, Canvas, Canvases, Scope
-from forerun.errors import BadOption
+from forerun.core import BLANK, Canvas, Canvases
+from forerun.parameters import check_whole
 from forerun.registry import method
 
 
@@ -15,8 +15,7 @@ class Ancestral:
     steps: int = field(default=32, metadata={"help": "steps of the reverse process"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise BadOption(f"steps={self.steps!r} must be a whole number, 1 or more.")
+        check_whole("steps", self.steps)
 
 
 @method(
@@ -37,7 +36,7 @@ async def ancestral(seq: Canvas, target: Canvases, steps: int) -> None:
         if seq.done or not blanks:
             return
         if answer is None:
-            [answer] = await target.canvases(seq, [blanks], [()], Scope())
+            [answer] = await target.canvases(seq, [blanks], [()])
         t, s = 1 - step / steps, 1 - (step + 1) / steps
         chosen = (await seq.draw(reveal((t - s) / t), blanks, answer[0]))[: len(blanks)]
         taken = [(p, x - 1) for p, x in zip(blanks, chosen) if x > 0]

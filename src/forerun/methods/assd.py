@@ -11,8 +11,9 @@ from torch import Tensor, cat
 from forerun.accept import each, rejection
 from forerun.accept_lossy import tolerant
 from forerun.core import AnySubset, Canvas, Drafter
-from forerun.errors import BadOption, unknown
+from forerun.errors import unknown
 from forerun.methods.speculative import Speculative, speculative
+from forerun.parameters import check_between
 from forerun.registry import method
 
 AHEAD = ("none", "bonus", "whole", "every")
@@ -40,8 +41,7 @@ class Tolerant(Assd):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance <= 1:
-            raise BadOption(f"tolerance={self.tolerance!r} must lie between 0 and 1.")
+        check_between("tolerance", self.tolerance)
 
 
 @method("assd", guarantee="exact", reference="sequential", options=Assd)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from forerun.accept import rejection
 from forerun.core import Canvas, Conditional, Drafter
-from forerun.errors import BadOption
+from forerun.parameters import check_whole
 from forerun.registry import method
 
 
@@ -15,8 +15,7 @@ class Speculative:
     k: int = field(default=5, metadata={"help": "tokens drafted per verdict"})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
-            raise BadOption(f"k={self.k!r} must be a whole number, 1 or more.")
+        check_whole("k", self.k)
 
 
 @dataclass(frozen=True)

@@ -3,45 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from forerun.choose import ranking, surest
 from forerun.core import BLANK, Canvas, Canvases, Placement
-from forerun.errors import BadOption
-from forerun.methods.stepwise import Stepwise, Walk
+from forerun.parameters import check_whole
 from forerun.registry import method
+from forerun.walk import Blocks, Walk
 
 
 @dataclass(frozen=True)
-class Ssd(Stepwise):
+class Ssd(Blocks):
     drafts: int = field(default=4, metadata={"help": "drafted tokens N, so N + 1 canvases per forward"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.drafts, int) or isinstance(self.drafts, bool) or not 0 <= self.drafts <= 5:
-            raise BadOption(f"drafts={self.drafts!r} must be a whole number from 0 to 5.")
+        check_whole("drafts", self.drafts, least=0, most=5)
 
 
 @method("ssd", guarantee="exact", reference="stepwise", options=Ssd)
-async def ssd(seq: Canvas, target: Canvases, block: int, cache: str, refresh: int, drafts: int) -> None:
+async def ssd(seq: Canvas, target: Canvases, drafts: int, **blocks: Any) -> None:
     """Guess the next N decisions of stepwise decoding, look at all the canvases they would lead to at once, keep what it would do.
 
     Node i is the canvas with the first i drafts placed. Its own choice, position and token, is what stepwise decoding would decide
     there; the next node is valid only if that is draft i + 1. Choices are drawn, drafts only guessed, so this holds at every
     temperature.
     """
-    walk = Walk(seq, block, cache, refresh)
+    walk = Walk(seq, **blocks)
     draft: list[tuple[int, int]] = []
     while not seq.done:
         nodes = [draft[:i] for i in range(min(len(draft), walk.ahead()) + 1)]
         open_at = [walk.open(node) for node in nodes]
-        # Drafts may come from the next block once this one has too few blanks; under a cache every block begins anew.
-        look_at = [
-            [*blanks, *(walk.open(node, later=1) if cache == "none" and len(blanks) <= drafts else ())]
-            for blanks, node in zip(open_at, nodes)
-        ]
-        answers = await target.canvases(seq, look_at, nodes, walk.scope())
+        look_at = [[*blanks, *walk.beyond(node, drafts)] for blanks, node in zip(open_at, nodes)]
+        answers = await walk.ask(target, look_at, nodes)
         choices: list[tuple[int, int]] = []
         while len(choices) < len(nodes) and choices == draft[: len(choices)]:
             i = len(choices)
