@@ -355,7 +355,8 @@ def mdlm_weights(seed=0):
     from forerun.backbones.dit import wanted
 
     rng = torch.Generator().manual_seed(seed)
-    return {f"backbone.{name}": torch.randn(*shape, generator=rng) * 0.3 for name, shape in wanted(MDLM).items()}
+    weights = {f"backbone.{name}": torch.randn(*shape, generator=rng) * 0.3 for name, shape in wanted(MDLM).items()}
+    return weights | {"backbone.rotary_emb.inv_freq": 1 / 10000 ** (torch.arange(0, 8, 2) / 8)}
 
 
 def mdlm_by_hand(w, ids):
@@ -406,6 +407,145 @@ def test_mdlm_checkpoints_load_by_their_real_keys(tmp_path):
         forerun.load(write(tmp_path / "bad", MDLM, weights))
     with pytest.raises(NotAble, match="noise level"):
         forerun.load(write(tmp_path / "timed", {**MDLM, "time_conditioning": True}, mdlm_weights()))
+
+
+SEDD = dict(
+    ngpus=8, tokens=60, graph=dict(type="absorb", file="data", report_all=False),
+    noise=dict(type="loglinear", sigma_min=1e-4, sigma_max=20), model=dict(
+        name="small", type="ddit", hidden_size=16, cond_dim=12, length=32, n_blocks=2, n_heads=2, scale_by_sigma=True, dropout=0.1
+    ),
+)  # fmt: skip
+E, HEADS, HEAD, COND, MASK = 16, 2, 8, 12, 60
+
+
+def sedd_weights(seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    shapes = {"vocab_embed.embedding": [MASK + 1, E], "output_layer.norm_final.weight": [E]}
+    lines = {"sigma_map.mlp.0": [COND, 256], "sigma_map.mlp.2": [COND, COND], "output_layer.linear": [MASK + 1, E]}
+    lines |= {"output_layer.adaLN_modulation": [2 * E, COND]}
+    for i in range(2):
+        shapes |= {f"blocks.{i}.{name}.weight": [E] for name in ("norm1", "norm2")}
+        shapes |= {f"blocks.{i}.attn_qkv.weight": [3 * E, E], f"blocks.{i}.attn_out.weight": [E, E]}
+        lines |= {f"blocks.{i}.adaLN_modulation": [6 * E, COND], f"blocks.{i}.mlp.0": [4 * E, E], f"blocks.{i}.mlp.2": [E, 4 * E]}
+    shapes |= {f"{name}.weight": shape for name, shape in lines.items()} | {f"{name}.bias": [s[0]] for name, s in lines.items()}
+    weights = {name: torch.randn(*shape, generator=rng) * 0.3 for name, shape in shapes.items()}
+    return weights | {"rotary_emb.inv_freq": 1 / 10000 ** (torch.arange(0, HEAD, 2) / HEAD)}
+
+
+def sedd_law_by_hand(w, canvas):
+    """The law at each mask by SEDD's published forward, position by position and head by head, down to its log-scores."""
+    w = {name: tensor.double() for name, tensor in w.items()}
+    ids, n = [MASK if t is None else t for t in canvas], len(canvas)
+    sigma = -np.log(1 - min(canvas.count(None) / n, 0.999))
+
+    def line(x, name):
+        return w[f"{name}.weight"] @ x + w.get(f"{name}.bias", 0)
+
+    def silu(x):
+        return x / (1 + torch.exp(-x))
+
+    def norm(x, name, shift, scale):
+        flat = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+        return flat * w[f"{name}.weight"] * (1 + scale) + shift
+
+    def turn(x, position):
+        angles = [position / 10000 ** (2 * j / HEAD) for j in range(HEAD // 2)]
+        pairs = [(x[j], x[j + HEAD // 2], np.cos(a), np.sin(a)) for j, a in enumerate(angles)]
+        return torch.stack([a * c - b * s for a, b, c, s in pairs] + [b * c + a * s for a, b, c, s in pairs])
+
+    waves = [f(sigma * np.exp(-np.log(10000) * j / 128)) for f in (np.cos, np.sin) for j in range(128)]
+    c = silu(line(silu(line(torch.tensor(waves), "sigma_map.mlp.0")), "sigma_map.mlp.2"))
+    x = [w["vocab_embed.embedding"][token] for token in ids]
+    for own in ("blocks.0", "blocks.1"):
+        shift1, scale1, gate1, shift2, scale2, gate2 = line(c, f"{own}.adaLN_modulation").view(6, E)
+        qkv = [line(norm(x[p], f"{own}.norm1", shift1, scale1), f"{own}.attn_qkv").view(3, HEADS, HEAD) for p in range(n)]
+        for p in range(n):
+            seen = []
+            for h in range(HEADS):
+                scores = [turn(qkv[p][0, h], p) @ turn(qkv[o][1, h], o) / HEAD**0.5 for o in range(n)]
+                seen.append(sum(a * qkv[o][2, h] for o, a in enumerate(torch.stack(scores).softmax(0))))
+            x[p] = x[p] + gate1 * line(torch.cat(seen), f"{own}.attn_out")
+            inner = torch.nn.functional.gelu(line(norm(x[p], f"{own}.norm2", shift2, scale2), f"{own}.mlp.0"), approximate="tanh")
+            x[p] = x[p] + gate2 * line(inner, f"{own}.mlp.2")
+    shift, scale = line(c, "output_layer.adaLN_modulation").view(2, E)
+    logits = torch.stack([line(norm(y, "output_layer.norm_final", shift, scale), "output_layer.linear") for y in x])
+    scores = logits - np.log(np.expm1(sigma)) - np.log(MASK)
+    scores[range(n), ids] = 0  # the ratio of a token to itself
+    return scores[[p for p in range(n) if canvas[p] is None], :MASK].softmax(-1)  # a mask is what is left, not what was there
+
+
+HALF, FEW, ALL = [5, None, 17, None, None, 25], [5, 8, 17, None, 30, 25, 7, 40], [None] * 5
+
+
+@pytest.mark.parametrize("canvas", [HALF, FEW, ALL], ids=["half masked", "one mask of eight", "all masked"])
+def test_sedd_checkpoints_load_by_their_real_keys_and_read_the_noise_level_off_the_canvas(tmp_path, canvas):
+    weights = sedd_weights()
+    m = forerun.load(write(tmp_path / "sedd", SEDD, weights), dtype="float64")
+    assert m.family.name == "masked" and m.family.mask_token == MASK and m.context == 32
+    at = [p for p, token in enumerate(canvas) if token is None]
+    [(_, own)] = ask(m, canvas, lambda target, seq: target.canvases(seq, [at], [()], Scope()))
+    assert torch.allclose(own[:, :MASK], sedd_law_by_hand(weights, canvas), atol=1e-6) and (own[:, MASK] == 0).all()
+
+
+def test_sedd_knows_the_noise_level_of_every_canvas_in_a_forward(tmp_path):
+    weights = sedd_weights()
+    m = forerun.load(write(tmp_path / "sedd", SEDD, weights), dtype="float64")
+    open_at, placed = [[1, 3, 4], [3, 4], [4]], [(), [(1, 9)], [(1, 9), (3, 2)]]
+    answers = ask(m, HALF, lambda target, seq: target.canvases(seq, open_at, placed, Scope()))
+    for done, (_, own) in zip(placed, answers, strict=True):
+        filled = [dict(done).get(p, token) for p, token in enumerate(HALF)]
+        assert torch.allclose(own[:, :MASK], sedd_law_by_hand(weights, filled), atol=1e-6)
+
+
+@caches
+def test_sedd_writes_the_same_batched_or_alone_stepwise_or_ssd(tmp_path, cache):
+    m = forerun.load(write(tmp_path / "sedd", SEDD, sedd_weights()), dtype="float64", lanes=4)
+    how = dict(max_tokens=9, block=4, cache=cache, refresh=3)
+    alone = [m.generate(prompt, method="stepwise", **how).token_ids for prompt in PROMPTS]
+    for method in ("stepwise", "ssd"):
+        assert [r.token_ids for r in m.generate(PROMPTS, method=method, **how)] == alone
+
+
+def test_masks_that_a_cache_holds_count_for_the_noise_level():
+    from forerun.backbones.dit import noise_levels
+    from forerun.engine.pack import Segment
+    from forerun.rows import HI, HORIZON, LO, TOKEN, Plan
+
+    rows = np.zeros((5, 8), np.int32)
+    rows[TOKEN], rows[HORIZON] = [MASK, 1, MASK, 3, MASK, MASK, MASK, 7], 4
+    rows[LO, 4:6], rows[HI, 4:6] = 4, 6
+    rows[LO, 6:], rows[HI, 6:] = 3, 8  # slot 3 is in both intervals, and seen once
+    sigma, which = noise_levels([Segment(0, Plan(rows, [np.array([4])], 4), 2, 0)], MASK)
+    assert np.allclose(1 - np.exp(-sigma[which]), [2 / 4, 2 / 4, 4 / 6, 4 / 6, 5 / 8, 5 / 8])
+
+
+def test_sedd_weights_may_be_pickled(tmp_path):
+    weights = sedd_weights()
+    (tmp_path / "config.json").write_text(json.dumps(SEDD))
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    m = forerun.load(str(tmp_path), dtype="float64")
+    [(_, own)] = ask(m, HALF, lambda target, seq: target.canvases(seq, [[1, 3, 4]], [()], Scope()))
+    assert torch.allclose(own[:, :MASK], sedd_law_by_hand(weights, HALF), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda c, w: w.pop("blocks.1.adaLN_modulation.bias"), r"1 missing \(blocks.1.adaLN_modulation.bias"),
+        (lambda c, w: w.update({"blocks.2.norm1.weight": torch.ones(E)}), r"1 unexpected \(blocks.2.norm1.weight"),
+        (lambda c, w: w.update({"sigma_map.mlp.0.weight": torch.ones(COND, 128)}), r"another shape \(sigma_map.mlp.0.weight"),
+        (lambda c, w: w.update({"rotary_emb.inv_freq": w["rotary_emb.inv_freq"] * 2}), "rotary_emb.inv_freq"),
+        (lambda c, w: c.update(graph={"type": "uniform"}), "graph is 'uniform'.*'absorb'"),
+        (lambda c, w: c.pop("tokens"), "no 'tokens'"),
+        (lambda c, w: c.update(model={"hidden_size": E}), "no 'cond_dim'"),
+    ],
+    ids=["missing", "unexpected", "shape", "rotation", "uniform", "tokens", "cond_dim"],
+)
+def test_a_sedd_checkpoint_that_is_wrong_is_a_clear_error(tmp_path, spoil, said):
+    config, weights = dict(SEDD), sedd_weights()
+    spoil(config, weights)
+    with pytest.raises(BadCheckpoint, match=said):
+        forerun.load(write(tmp_path / "bad", config, weights))
 
 
 def test_rows_of_a_canvas_are_shared_only_as_the_policy_says():

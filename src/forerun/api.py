@@ -55,9 +55,9 @@ def load(
     else:
         source = causal.find(model)
         raw = diffusion.read_raw_config(source)
-        if raw is not None and raw["model_type"] == "mdlm":
-            backbone, tokenizer = diffusion.load_mdlm(source, raw, where, kind, max_context)
-            return Model(model, Masked(raw["vocab_size"] - 1), backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
+        if raw is not None and raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
+            backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
+            return Model(model, Masked(backbone.vocab - 1), backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
         if raw is not None:
             network, tokenizer = diffusion.load(source, raw, where, kind)
             return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)

@@ -16,6 +16,8 @@ BLANK = -1
 
 
 Placement = Sequence[tuple[int, int]]  # (position, token), in the order in which they were placed
+Tail = tuple[int, Sequence[int]]  # (n, tokens): what might stand after the first n tokens of a chain instead
+TAILS = 256  # tokens that all tails of one question may have together
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ class Conditional(Protocol):
 
     def following(self, seq: Canvas, chain: Sequence[int] = ()) -> Awaitable[Tensor]:
         """The law [V] of the one token after the text and the chain: the last row of `conditionals`, without the others."""
+
+
+@runtime_checkable
+class Branching(Conditional, Protocol):
+    """A left-to-right model that scores several continuations at once, over shared keys and values."""
+
+    shelf: dict[str, Any]  # what methods keep from one request to the next; it may change what is guessed, never what is decided
+
+    def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Awaitable[list[Tensor]]:
+        """What `conditionals` answers for the chain, and then for each tail the laws [len, V] of what follows its every token."""
 
 
 @runtime_checkable

@@ -30,6 +30,15 @@ def prefix_lengths(accept_BK: Tensor) -> Tensor:
     return reached_BK1 * stopped_BK1
 
 
+def path_products(step_BN: Tensor, parent_BN: Tensor) -> Tensor:
+    """For every node of a tree the product of the steps that lead to it: [B, N + 1], node 0 being the root, where it is 1."""
+    product_BL = torch.cat([step_BN.new_ones(len(step_BN), 1), step_BN], 1)
+    up_BL = torch.cat([parent_BN.new_zeros(len(parent_BN), 1), parent_BN], 1)
+    for _ in range(max(step_BN.shape[1], 1).bit_length()):  # each time twice as far up, until all have met the root
+        product_BL, up_BL = product_BL * product_BL.gather(1, up_BL), up_BL.gather(1, up_BL)
+    return product_BL
+
+
 def total_variation(p: dict, q: dict) -> float:
     """Half the L1 distance between two laws given as {outcome: probability}."""
     return sum(abs(p.get(x, 0.0) - q.get(x, 0.0)) for x in p.keys() | q.keys()) / 2

@@ -140,6 +140,11 @@ def check_between(name: str, value: Any, least: float = 0.0, most: float = 1.0) 
     _require(fine, name, value, f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}")
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse an option that is not a truth value."""
+    _require(isinstance(value, bool), name, value, "True or False")
+
+
 def _sequence(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise BadOption(f"{name}={value!r} must be a list.")

@@ -32,6 +32,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ancestral": "forerun.methods.ancestral:ancestral",
         "specdiff": "forerun.methods.specdiff:specdiff",
         "specdiff-confidence": "forerun.methods.specdiff:confidence_specdiff",
+        "jacobi": "forerun.methods.jacobi:jacobi",
+        "multiblock": "forerun.methods.multiblock:multiblock",
+        "lookahead": "forerun.methods.lookahead:lookahead",
         "assd-tolerant": "forerun.methods.assd:tolerant_assd",
     },
     "drafters": {
@@ -54,6 +57,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
 # What a model does that answers a question of `core`, for errors.
 ASKED = {
     "Conditional": "scores chains",
+    "Branching": "scores several continuations at once",
     "Marginal": "fills blanks",
     "AnySubset": "scores chains through blanks anywhere",
     "Canvases": "looks at a whole canvas at once",

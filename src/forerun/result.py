@@ -37,19 +37,22 @@ def stats_of(
     seconds: float,
     queued_seconds: float,
 ) -> Stats:
-    verdicts = [i for i, event in enumerate(trace) if event.drafted]
-    accepted = [len(trace[i].drafted) - len(trace[i].rejected) for i in verdicts]
-    extra = sum(1 for i in verdicts if i + 1 < len(trace) and trace[i + 1].reason in ("resampled", "bonus"))
-    drafted = sum(len(trace[i].drafted) for i in verdicts)
+    judged = {event.forward for event in trace if event.drafted}  # forwards that were verdicts on a draft
+    accepted = {forward: 0 for forward in sorted(judged)}
+    for event in trace:
+        if event.drafted:
+            accepted[event.forward] += len(event.drafted) - len(event.rejected)
+    extra = sum(1 for event in trace if event.forward in judged and event.reason in ("resampled", "bonus"))
+    drafted = sum(len(event.drafted) for event in trace)
     return Stats(
         prompt_tokens=prompt_tokens,
         tokens=tokens,
         forwards=forwards,
         draft_forwards=draft_forwards,
         tokens_per_forward=tokens / forwards if forwards else 0.0,
-        acceptance_length=(sum(accepted) + extra) / len(verdicts) if verdicts else None,
-        acceptance_rate=sum(accepted) / drafted if drafted else None,
-        acceptance_histogram=dict(sorted(Counter(accepted).items())),
+        acceptance_length=(sum(accepted.values()) + extra) / len(judged) if judged else None,
+        acceptance_rate=sum(accepted.values()) / drafted if drafted else None,
+        acceptance_histogram=dict(sorted(Counter(accepted.values()).items())),
         seconds=seconds,
         queued_seconds=queued_seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,

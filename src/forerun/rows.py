@@ -35,7 +35,7 @@ def causal_rows(tokens: np.ndarray) -> np.ndarray:
     return rows
 
 
-def branch_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
+def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
     """Rows of a chain that continues the first `context` rows but lives in slots [start, ...) and sees only itself there."""
     index = np.arange(len(tokens), dtype=np.int32)
     rows = np.empty((5, len(tokens)), np.int32)

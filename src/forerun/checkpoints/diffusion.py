@@ -1,7 +1,7 @@
 """Diffusion checkpoints whose own code lives on a hub: their weights under the names of the library's classes, no remote code.
 
-LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own. MDLM is a
-network of its own (`backbones/dit.py`).
+LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own. MDLM and
+SEDD are a network of their own (`backbones/dit.py`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ def read_raw_config(source: Source) -> dict[str, Any] | None:
         raw = json.loads(_file(source, "config.json").read_text())
     except (OSError, ValueError):
         return None  # whatever is wrong with it, the library says it better
-    return raw if str(raw.get("model_type", "")).lower() in (*FORMATS, "mdlm") else None
+    kind = str(raw.get("model_type", "sedd" if _is_sedd(raw) else "")).lower()
+    return {**raw, "model_type": kind} if kind in (*FORMATS, *DIFFUSION_TRANSFORMERS) else None
+
+
+def _is_sedd(raw: dict[str, Any]) -> bool:
+    """SEDD's config is its training run's and names no type of model, but a graph of transitions."""
+    return all(isinstance(raw.get(part), dict) for part in ("graph", "model"))
 
 
 def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Any]:
@@ -111,23 +117,53 @@ def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch
     return network.to(device, kind).eval(), _tokenizer(source)
 
 
-def load_mdlm(
+def load_diffusion_transformer(
     source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None, context: int | None
 ) -> tuple[Any, Any]:
-    """(backbone, tokenizer) of an MDLM checkpoint. Its mask is the last token; it may come without a tokenizer (GPT-2's)."""
+    """(backbone, tokenizer) of MDLM's or SEDD's. The mask is the last token; they may come without their tokenizer, GPT-2's."""
     from forerun.backbones.dit import DiTBackbone, wanted
 
-    if raw.get("time_conditioning"):
-        raise NotAble(f"model={source.name!r} conditions on the noise level, which a canvas does not have: it is refused.")
     try:
-        shapes, longest, heads = wanted(raw), int(raw["model_length"]), int(raw["n_heads"])
+        config = DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
+        shapes, longest, heads, vocab = wanted(config), int(config["model_length"]), int(config["n_heads"]), config["vocab_size"]
     except KeyError as error:
         raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
     state = {name.removeprefix("backbone."): tensor for name, tensor in _weights(source).items()}
+    _check_rotary(source, state.pop("rotary_emb.inv_freq", None), config["hidden_dim"] // heads)
     _compare(source, shapes, state)
     kind = dtype or state["vocab_embed.embedding"].dtype
     state = {name: tensor.to(device, kind) for name, tensor in state.items()}
-    return DiTBackbone(state, heads, raw["vocab_size"], min(context or longest, longest)), _tokenizer_if_any(source)
+    mask_token = vocab - 1 if raw["model_type"] == "sedd" else None
+    return DiTBackbone(state, heads, vocab, min(context or longest, longest), mask_token), _tokenizer_if_any(source)
+
+
+def _mdlm(source: Source, raw: dict[str, Any]) -> dict[str, Any]:
+    if raw.get("time_conditioning"):
+        raise NotAble(f"model={source.name!r} conditions on the noise level, which is untried for MDLM: it is refused.")
+    return raw
+
+
+def _sedd(source: Source, raw: dict[str, Any]) -> dict[str, Any]:
+    """SEDD's config in MDLM's words. The mask comes on top of its tokens."""
+    if raw["graph"]["type"] != "absorb":
+        raise BadCheckpoint(
+            f"model={source.name!r}: its graph is {raw['graph']['type']!r}, whose noise is other tokens; only 'absorb' has a mask."
+        )
+    model = raw["model"]
+    same = {key: model[key] for key in ("cond_dim", "n_blocks", "n_heads")}
+    return dict(vocab_size=raw["tokens"] + 1, hidden_dim=model["hidden_size"], model_length=model["length"], **same)
+
+
+DIFFUSION_TRANSFORMERS = {"mdlm": _mdlm, "sedd": _sedd}
+
+
+def _check_rotary(source: Source, stored: Any | None, head_dim: int) -> None:
+    """These checkpoints may hold the frequencies of their rotary embedding, which follow from the head size: they must be ours."""
+    from forerun.backbones.dit import frequencies
+
+    ours = frequencies(head_dim // 2)
+    if stored is not None and (stored.shape != ours.shape or not torch.allclose(stored.double(), ours, rtol=1e-2)):  # bfloat16
+        raise BadCheckpoint(f"model={source.name!r}: rotary_emb.inv_freq is not the series down from 1 that its config means.")
 
 
 def _renamed(key: str, form: Format, source: Source) -> str:
@@ -161,20 +197,33 @@ def _file(source: Source, name: str) -> Path:
 
 
 def _weights(source: Source) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    try:
-        index = _file(source, "model.safetensors.index.json")
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except OSError:
-        names = ["model.safetensors"]
     found: dict[str, Any] = {}
-    for name in names:
+    for name in _weight_files(source):
         try:
-            found |= load_file(_file(source, name))
+            found |= _read(_file(source, name))
         except Exception as error:
             raise BadCheckpoint(f"model={source.name!r}: {name} cannot be read: {first_line(error)}") from error
     return found
+
+
+def _weight_files(source: Source) -> list[str]:
+    if _has(source, "model.safetensors.index.json"):
+        return sorted(set(json.loads(_file(source, "model.safetensors.index.json").read_text())["weight_map"].values()))
+    pickled = not _has(source, "model.safetensors") and _has(source, "pytorch_model.bin")
+    return ["pytorch_model.bin" if pickled else "model.safetensors"]
+
+
+def _has(source: Source, name: str) -> bool:
+    try:
+        return _file(source, name).is_file()
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return torch.load(path, map_location="cpu", weights_only=True) if path.suffix == ".bin" else load_file(path)
 
 
 def _tokenizer_if_any(source: Source) -> Any | None:

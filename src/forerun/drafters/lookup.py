@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forerun.core import Canvas, Draft
-from forerun.errors import BadOption
-from forerun.parameters import check_whole
+from forerun.parameters import check_flag, check_whole
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,7 @@ class LookupDrafter:
 
     def __post_init__(self) -> None:
         check_whole("ngram", self.ngram)
-        if not isinstance(self.adapt, bool):
-            raise BadOption(f"adapt={self.adapt!r} must be True or False.")
+        check_flag("adapt", self.adapt)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         tokens = continuation(seq.text, self.ngram, min(k, self._worth_trying(seq)) if self.adapt else k)

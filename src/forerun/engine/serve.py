@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core import EVERYTHING, Canvas, Draw, Placement, Scope
+from forerun.core import EVERYTHING, Canvas, Draw, Placement, Scope, Tail
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Batch, stack
 from forerun.errors import ForerunError, NotAble
@@ -60,6 +60,7 @@ class Host:
         self.never = [token for token in never if token < backbone.vocab]
         self.slots = backbone.make_slots(lanes, room)
         self.memos = [Memo(room) for _ in range(lanes)]
+        self.shelf: dict[str, Any] = {}
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Questions:
 
     def __init__(self, family: Any, host: Host, drafting: bool = False):
         self.family, self.host, self.drafting = family, host, drafting
+        self.shelf = host.shelf
 
     async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
         chains = chains or ((),)
@@ -102,6 +104,14 @@ class Questions:
         plan = self.family.conditionals(seq, [chain], last_only=True)
         [law_1V] = await self._ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
+
+    async def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> list[Tensor]:
+        plan = self.family.branches(seq, chain, tails)
+        branches = [Branch(chain, range(len(chain) + 1))]
+        for depart, tokens in tails:
+            whole = [*chain[:depart], *tokens]
+            branches.append(Branch(whole, range(depart + 1, len(whole) + 1)))
+        return await self._ask(seq, plan, branches)
 
     async def marginals(self, seq: Canvas, positions: Sequence[int]) -> Tensor:
         plan = self.family.marginals(seq, positions)

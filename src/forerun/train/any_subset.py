@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import BadOption
+from forerun.train.base import Objective
 
 
 @dataclass(frozen=True)
-class AnySubset:
+class AnySubset(Objective):
     """Which tokens are given, and how the blanks are ordered and asked for."""
 
     mask_token: int = 1

@@ -40,6 +40,26 @@ class Corpus:
         return torch.from_numpy(np.stack([self.valid[s : s + length] for s in starts]).astype(np.int64))
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """A corpus of which a share of every batch is taken from sequences that a model wrote."""
+
+    corpus: Corpus
+    written_NL: np.ndarray
+    share: float
+
+    def batch(self, step: int, size: int, length: int, seed: int) -> Tensor:
+        tokens_BL = self.corpus.batch(step, size, length, seed)
+        rng = np.random.default_rng(mix(seed, step, 1))
+        chosen_B = np.flatnonzero(rng.random(size) < self.share)
+        rows = self.written_NL[rng.integers(0, len(self.written_NL), len(chosen_B)), :length]
+        tokens_BL[chosen_B] = torch.from_numpy(rows.astype(np.int64))
+        return tokens_BL
+
+    def held_out(self, size: int, length: int) -> Tensor:
+        return self.corpus.held_out(size, length)
+
+
 def documents(source: str | None) -> Iterator[tuple[str, bool]]:
     """(text, held out) of every document: of a folder of .py files, a .jsonl or .jsonl.xz file with "text", or, without a
     source, the standard library and the packages installed. A text that came before is left out."""

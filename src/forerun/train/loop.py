@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from forerun.errors import BadOption
+from forerun.train.base import Objective, network_of
 from forerun.train.data import Corpus
-from forerun.train.objectives import Objective, make
+from forerun.train.objectives import make
 from forerun.train.recipe import Recipe
 
 
@@ -40,22 +41,13 @@ def new_network(recipe: Recipe) -> Any:
     if recipe.start is None:
         network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**recipe.model), dtype=torch.float32)
     else:
-        network = _started(recipe.start)
+        network = network_of(recipe.start).train()
     marks = make(recipe.objective, recipe.options).marks
     if marks.get("mask_token", 0) >= network.config.vocab_size:
         network.resize_token_embeddings(marks["mask_token"] + 1)
     if marks:
         network.config.forerun = marks
     return network
-
-
-def _started(name: str) -> Any:
-    from forerun import zoo
-    from forerun.checkpoints import causal
-
-    if name.startswith("zoo:"):
-        return zoo.load(name.removeprefix("zoo:"), torch.float32, "cpu")[0].train()
-    return causal.load_weights(causal.find(name), torch.device("cpu"), torch.float32).train()
 
 
 def parameter_groups(network: Any, decay: float) -> list[dict[str, Any]]:
@@ -128,6 +120,8 @@ def _train(
     network, optimiser = accelerator.prepare(network, optimiser)
     forward = torch.compile(network) if on_gpu else network
     objective = make(recipe.objective, recipe.options)
+    with accelerator.main_process_first():
+        corpus = objective.gather(corpus, accelerator.unwrap_model(network), recipe.context, recipe.seed, out)
     share = recipe.batch // recipe.accumulate // accelerator.num_processes
     if share == 0:
         raise BadOption(

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import BadOption
+from forerun.train.base import Objective
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Objective):
     """Which tokens are masked, and what they may look at."""
 
     mask_token: int = 1
@@ -62,15 +63,19 @@ class Masked:
 
     def loss(self, network: Any, *batch: Tensor) -> Tensor:
         tokens_BL, masked_BL, weight_BL, end_B = batch
+        logits_BLV = self.logits(network, tokens_BL, masked_BL, end_B)
+        loss_BL = F.cross_entropy(logits_BLV.flatten(0, 1), tokens_BL.flatten(), reduction="none").view_as(tokens_BL)
+        return (loss_BL * weight_BL).sum() / len(tokens_BL)
+
+    def logits(self, network: Any, tokens_BL: Tensor, masked_BL: Tensor, end_B: Tensor) -> Tensor:
+        """What the network says of every token: it sees all that is not masked, up to the end."""
         seen_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) < end_B[:, None]
         logits_BLV = network(
             input_ids=torch.where(masked_BL, self.mask_token, tokens_BL),
             attention_mask=seen_BL[:, None, None].expand(-1, 1, tokens_BL.shape[1], -1),
             use_cache=False,
         ).logits
-        logits_BLV = logits_BLV.float().index_fill(-1, torch.tensor([self.mask_token], device=logits_BLV.device), -1e9)
-        loss_BL = F.cross_entropy(logits_BLV.flatten(0, 1), tokens_BL.flatten(), reduction="none").view_as(tokens_BL)
-        return (loss_BL * weight_BL).sum() / len(tokens_BL)
+        return logits_BLV.float().index_fill(-1, torch.tensor([self.mask_token], device=logits_BLV.device), -1e9)
 
     def held_out(self) -> Masked:
         """The bound on whole sequences."""

@@ -17,7 +17,7 @@ TOKENIZER = HOME / "tokenizer.json"
 
 def names() -> list[str]:
     """Models that have a recipe."""
-    return sorted(file.stem for file in (HOME / "recipes").glob("*.yaml"))
+    return sorted(file.stem for file in (HOME / "recipes").glob("*.yaml") if "." not in file.stem)
 
 
 def shipped() -> list[str]:
@@ -29,6 +29,11 @@ def recipe(name: str) -> Path:
     if name not in names():
         raise unknown("zoo model", name, names())
     return HOME / "recipes" / f"{name}.yaml"
+
+
+def stages(name: str) -> list[Path]:
+    """The recipes that make a model, one after the other: NAME.yaml, then NAME.2.yaml and so on where there are more."""
+    return [recipe(name), *sorted((HOME / "recipes").glob(f"{name}.*.yaml"))]
 
 
 def family(name: str) -> str:

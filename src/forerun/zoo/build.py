@@ -38,11 +38,11 @@ def train_tokenizer(source: str | None, file: Path, vocab: int = VOCAB) -> None:
 
 
 def make(name: str, source: str | None, out: Path, report: Callable[[dict[str, Any]], None] = lambda row: None) -> Path:
-    """Train one model of the zoo and write its weights in the form that is shipped."""
-    recipe = read(zoo.recipe(name))
-    tokenizer = zoo.tokenizer()
-    corpus = tokenise(source, tokenizer, out.parent / "tokens.npz")
-    network = train(recipe, corpus, out, report=report)
+    """Train one model of the zoo, stage by stage, and write its weights in the form that is shipped."""
+    corpus = tokenise(source, zoo.tokenizer(), out.parent / "tokens.npz")
+    network = None
+    for number, file in enumerate(zoo.stages(name)):
+        network = train(read(file), corpus, out / f"stage{number + 1}", network=network, report=report)
     write(out / f"{name}.safetensors", network)
     return out / f"{name}.safetensors"
 

@@ -1,0 +1,100 @@
+"""Distilling a drafter: a masked model learns what a left-to-right target says, on text that the target wrote itself.
+
+A draft is a prefix and then masks alone, so a token of it has the target's law averaged over what may stand between. Of a batch, a
+share are such drafts: of real text and of the target's own samples, judged by the target's logits. The rest is plain masked
+training, so that the model keeps filling blanks anywhere.
+
+B sequences, L tokens, M masked tokens of all drafts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.errors import BadOption
+from forerun.parameters import check_between, check_whole
+from forerun.train.base import network_of
+from forerun.train.data import Corpus, Mixed
+from forerun.train.masked import Masked
+from forerun.train.samples import write_samples
+
+
+@dataclass(frozen=True)
+class DistilDrafter(Masked):
+    """What of a batch is a draft, whose law it is taught, and how much text the teacher writes for it."""
+
+    teacher: str = "zoo:ar"  # the target: a left-to-right checkpoint with the same tokens
+    drafts: float = 0.6  # share of sequences that are drafts
+    draft_longest: int = 16  # tokens of a draft, at most
+    discount: float = 0.9  # every token of a draft weighs so much of the one before: nothing behind a rejected token counts
+    samples: int = 16384  # sequences that the teacher writes before training begins
+    sampled: float = 0.6  # share of every batch that is taken from them
+    temperatures: tuple[float, ...] = (0.0, 1.0)  # at which it writes, in equal parts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "temperatures", tuple(self.temperatures))
+        for name in ("drafts", "sampled", "discount"):
+            check_between(name, getattr(self, name))
+        check_whole("draft_longest", self.draft_longest)
+        check_whole("samples", self.samples, least=0)
+        if self.sampled and (not self.samples or not self.temperatures or min(self.temperatures) < 0):
+            raise BadOption(f"sampled={self.sampled} needs samples above 0 and temperatures of 0 or more.")
+
+    def gather(self, corpus: Corpus, network: Any, context: int, seed: int, out: Path) -> Corpus | Mixed:
+        """The corpus with what the teacher writes after prefixes of it."""
+        if not self.sampled:
+            return corpus
+        file = write_samples(teacher(self.teacher), corpus, self.samples, context, self.temperatures, seed, out / "samples")
+        return Mixed(corpus, np.load(file)["tokens"], self.sampled)
+
+    def prepare(self, tokens_BL: Tensor, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
+        size, length = tokens_BL.shape
+        tokens_BL, masked_BL, weight_BL, end_B = super().prepare(tokens_BL, rng, step)
+        draft_B = torch.from_numpy(rng.random(size) < self.drafts)
+        longest = min(self.draft_longest, length - 1)
+        start_B = torch.from_numpy(rng.integers(1, length - longest + 1, size))
+        ahead_BL = torch.arange(length) - start_B[:, None]  # 0 is a draft's first token
+        here_BL = (ahead_BL >= 0) & (ahead_BL < longest)
+        taught_BL = here_BL * self.discount ** ahead_BL.clamp(min=0)
+        taught_BL = taught_BL / taught_BL.sum(1, keepdim=True)
+        masked_BL = torch.where(draft_B[:, None], here_BL, masked_BL)
+        weight_BL = torch.where(draft_B[:, None], taught_BL, weight_BL).float()
+        return tokens_BL, masked_BL, weight_BL, torch.where(draft_B, start_B + longest, end_B), draft_B
+
+    def loss(self, network: Any, *batch: Tensor) -> Tensor:
+        tokens_BL, masked_BL, weight_BL, end_B, draft_B = batch
+        logits_BLV = self.logits(network, tokens_BL, masked_BL, end_B)
+        plain_BL, taught_BL = masked_BL & ~draft_B[:, None], masked_BL & draft_B[:, None]
+        total = (F.cross_entropy(logits_BLV[plain_BL], tokens_BL[plain_BL], reduction="none") * weight_BL[plain_BL]).sum()
+        p_MV = self._target_laws(tokens_BL[draft_B], masked_BL[draft_B])
+        nats_M = F.cross_entropy(logits_BLV[taught_BL], p_MV, reduction="none")
+        return (total + (nats_M * weight_BL[taught_BL]).sum()) / len(tokens_BL)
+
+    @torch.no_grad()
+    def _target_laws(self, tokens_BL: Tensor, drafted_BL: Tensor) -> Tensor:
+        """What the teacher says of every drafted token, given all before it: the row before a token speaks of it."""
+        device = tokens_BL.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits_BLV = teacher(self.teacher).to(device)(tokens_BL, use_cache=False).logits
+        logits_MV = logits_BLV[:, :-1][drafted_BL[:, 1:]].float()
+        return logits_MV.index_fill(-1, torch.tensor([self.mask_token], device=device), -1e9).softmax(-1)
+
+    def held_out(self) -> Masked:
+        """The bound on whole sequences, as for any masked model."""
+        plain = {name: getattr(self, name) for name in Masked.__dataclass_fields__}
+        return replace(Masked(**plain), suffix=0.0)
+
+
+@lru_cache(maxsize=1)
+def teacher(name: str) -> Any:
+    """The target's network, frozen."""
+    return network_of(name).eval().requires_grad_(False)
