@@ -58,7 +58,7 @@ def test_above_temperature_zero_the_law_is_tested():
 
 def test_methods_that_need_a_draft_take_part_if_there_is_one():
     m = fresh()
-    assert [e.method for e in entries(m)] == ["ar", "lookup"]
+    assert [e.method for e in entries(m)] == ["ar", "jacobi", "lookahead", "lookup", "multiblock"]
     assert [e.label for e in entries(m, None, model("llama", seed=1))][-1].startswith("speculative (tiny:llama:1")
     with pytest.raises(BadOption, match="draft="):
         compare([Entry(m, "speculative", {"draft": None})], PROMPTS, rounds=1)
@@ -81,10 +81,11 @@ def test_code_parses_up_to_an_unfinished_end(code, fine):
 def test_the_command_prints_a_table_json_csv_and_a_page(tmp_path):
     words = ["compare", "--max-tokens", "8", "--rounds", "1", "--csv", str(tmp_path / "c.csv"), "--html", str(tmp_path / "c.html")]
     report = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
-    assert [row["method"] for row in report["rows"]] == ["ar", "lookup", "speculative (zoo:drafter)"]
+    names = ["ar", "jacobi", "lookahead", "lookup", "multiblock", "speculative (zoo:drafter)"]
+    assert [row["method"] for row in report["rows"]] == names
     assert all(row["equals_reference"] == 1 for row in report["rows"]) and report["machine"]
     with open(tmp_path / "c.csv") as file:
-        assert len(list(csv.DictReader(file))) == 3
+        assert len(list(csv.DictReader(file))) == len(names)
     page = (tmp_path / "c.html").read_text()
     assert page.startswith("<!doctype html>") and "speculative (zoo:drafter)" in page and "http" not in page
     shown = runner.invoke(app, ["compare", "--max-tokens", "4", "--rounds", "1", "--methods", "ar,lookup"], env={"COLUMNS": "160"})

@@ -254,7 +254,7 @@ def test_a_method_that_cannot_start_fails_alone():
 
 def test_a_plan_longer_than_a_lane_never_reaches_the_next_one():
     async def greedy_for_slots(seq, target):
-        await target.conditionals(seq, [1] * 100, [2] * 100)
+        await target.conditionals(seq, [1] * 100, [2] * 400)
 
     m = fresh(lanes=2)
     bad = m.submit([1, 2], max_tokens=5)
@@ -263,7 +263,7 @@ def test_a_plan_longer_than_a_lane_never_reaches_the_next_one():
 
     bad.jobs[0].ticket.start = lambda: greedy_for_slots(seq, Questions(m.family, host))
     m.engine.run()
-    assert "202 rows" in str(bad.results()[0].error)
+    assert "502 rows" in str(bad.results()[0].error)
 
 
 def test_a_text_goes_to_the_lane_that_holds_most_of_it():

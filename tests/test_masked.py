@@ -67,8 +67,16 @@ def test_ssd_writes_what_stepwise_writes_in_no_more_forwards(kind, cache, block)
         m = model(kind, dtype)
         how = dict(max_tokens=14, block=block, cache=cache, refresh=5, ignore_eos=True)
         slow = m.generate(PROMPTS, method="stepwise", **how)
-        for drafts in (0, 1, 3, 5):
-            fast = m.generate(PROMPTS, method="ssd", drafts=drafts, **how)
+        trees = [
+            dict(drafts=0),
+            dict(drafts=1),
+            dict(drafts=3, tree="chain"),
+            dict(drafts=3),
+            dict(drafts=5),
+            dict(drafts=4, worth=0.01),
+        ]
+        for tree in trees:
+            fast = m.generate(PROMPTS, method="ssd", **tree, **how)
             assert [r.token_ids for r in fast] == [r.token_ids for r in slow]
             assert all(a.stats.forwards <= b.stats.forwards for a, b in zip(fast, slow))
 

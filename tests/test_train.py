@@ -13,7 +13,7 @@ import forerun
 from forerun import zoo
 from forerun.errors import BadOption
 from forerun.train.data import Corpus, documents, tokenise
-from forerun.train.loop import learning_rate, train
+from forerun.train.loop import learning_rate, new_network, train
 from forerun.train.objectives import Autoregressive
 from forerun.train.recipe import Recipe, read
 from tests.conftest import model, network
@@ -256,3 +256,18 @@ def test_what_is_wrong_with_a_recipe_shows_before_any_work(tmp_path, text, said)
 def test_a_context_longer_than_the_network_is_refused(corpus, tmp_path):
     with pytest.raises(BadOption, match="context=100"):
         train(dataclasses.replace(RECIPE, context=100), corpus, tmp_path)
+
+
+def test_adapters_are_all_that_is_trained_and_end_up_in_the_weights(corpus, tmp_path):
+    start = new_network(RECIPE)
+    before = {name: tensor.clone() for name, tensor in start.state_dict().items()}
+    rows = []
+    recipe = dataclasses.replace(RECIPE, lora=2, learning_rate=0.02, validate_every=6)
+    for stop in (6, None):
+        trained = train(recipe, corpus, tmp_path, network=new_network(RECIPE), report=rows.append, stop_at=stop)
+    after = trained.state_dict()
+    assert after.keys() == before.keys() and rows[-1]["valid_loss"] < rows[0]["valid_loss"]
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed and all(name.endswith("proj.weight") for name in changed)
+    with pytest.raises(BadOption, match="lora"):
+        dataclasses.replace(RECIPE, lora=-1)

@@ -18,9 +18,9 @@ from tests.conftest import network
 
 
 def test_every_shipped_model_has_a_recipe_a_card_and_a_curve():
-    assert set(zoo.shipped()) == {"any-subset", "ar", "drafter", "masked"} <= set(zoo.names())
+    assert set(zoo.shipped()) == {"any-subset", "ar", "consistency", "drafter", "masked"} <= set(zoo.names())
     for name in zoo.shipped():
-        assert read(zoo.recipe(name)).objective
+        assert all(read(stage).objective for stage in zoo.stages(name))
         card = (zoo.HOME / "cards" / f"{name}.md").read_text()
         assert card.startswith(f"# zoo:{name}\n") and "Licence" in card
         assert (zoo.HOME / "curves" / f"{name}.csv").read_text().startswith("step,tokens,loss,valid_loss")

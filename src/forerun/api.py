@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 from forerun import infilling, zoo
-from forerun.arguments import Wish, check_drafts, check_for, check_same_tokens, read_prompts, read_wish, room_after
+from forerun.arguments import Wish, check_drafts, check_for, read_prompts, read_wish, room_after
+from forerun.backbones.translated import translated
 from forerun.checkpoints import causal, diffusion, tiny
 from forerun.core import BLANK, AnySubset, Canvas, Conditional
+from forerun.drafters.autoregressive import ModelDrafter
+from forerun.drafters.lookup import LookupDrafter
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
@@ -132,7 +135,7 @@ class Model:
         self.eos = frozenset(token for token in eos if token < self.vocab)
         lanes = self._lanes(lanes)
         self.engine = Engine(lanes, sample) if sample else Engine(lanes)
-        self._draft_hosts: dict[Model, Host] = {}
+        self._draft_hosts: dict[Model, tuple[Any, Host]] = {}
         self._draft_models: dict[str, Model] = {}
 
     @cached_property
@@ -290,11 +293,22 @@ class Model:
         """The drafter of one request, if it has one."""
         if wish.drafter is None:
             return None
-        drawn_from = {} if small is None else {"model": Questions(small.family, self._draft_hosts[small], drafting=True)}
+        drawn_from: dict[str, Any] = {} if small is None else {"model": Questions(*self._draft_hosts[small], drafting=True)}
+        if wish.drafter_options.get("first"):
+            drawn_from["opening"] = self._opening(wish.drafter_options.get("first_draft", "lookup"))
         return wish.drafter(**drawn_from, **wish.drafter_options)
 
-    def draft_model(self, draft: Any, wish: Wish) -> Model:
-        """A draft model, loaded once, with lanes of its own in this model's engine."""
+    def _opening(self, name: Any) -> Any:
+        """What drafts the first tokens where a drafter leaves them to another."""
+        if name == "lookup":
+            return LookupDrafter()
+        small = self.draft_model(name)
+        if Conditional not in small.family.answers:
+            raise NotAble(f"first_draft={small.name!r} (family '{small.family.name}') must be a left-to-right model, or 'lookup'.")
+        return ModelDrafter(Questions(*self._draft_hosts[small], drafting=True))
+
+    def draft_model(self, draft: Any, wish: Wish | None = None) -> Model:
+        """A draft model, loaded once, with lanes of its own in this model's engine; fit for what the wish asks of it."""
         if not isinstance(draft, Model):
             if draft not in self._draft_models:
                 try:
@@ -302,13 +316,14 @@ class Model:
                 except ForerunError as error:
                     raise type(error)(f"draft={draft!r}: {error}") from error
             draft = self._draft_models[draft]
-        check_drafts(draft, wish)
+        if wish is not None:
+            check_drafts(draft, wish)
         if draft not in self._draft_hosts:
-            check_same_tokens(self, draft)
+            family, backbone = translated(self, draft)
             context = min(self.context, draft.context)
-            room = draft.family.slots(context)
-            check_room(self.engine.lanes, context, draft.backbone.bytes_per_lane(room), draft.backbone.device)
-            self._draft_hosts[draft] = self.engine.host(draft.backbone, room, draft.family.never)
+            room = family.slots(context)
+            check_room(self.engine.lanes, context, backbone.bytes_per_lane(room), backbone.device)
+            self._draft_hosts[draft] = family, self.engine.host(backbone, room, family.never)
         return draft
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -86,8 +86,15 @@ def reveal(probability: float) -> Rule:
     return rule
 
 
-def ranking(where_BN: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
-    """The likeliest token of every blank, and then the blanks from the surest to the least sure: a draft of what comes next."""
-    sure_BN, token_BN = own_BNV.max(-1)
-    order_BN = sure_BN.masked_fill(where_BN < 0, -1.0).sort(dim=1, descending=True, stable=True).indices
-    return (*token_BN.unbind(1), *order_BN.unbind(1))
+@cache
+def ranking(worth: float) -> Rule:
+    """The likeliest token of every blank, then the blanks from the surest to the least sure, then how many of those are worth
+    guessing: the chance that all of them are right is at least `worth`."""
+
+    def rule(where_BN: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
+        sure_BN, token_BN = own_BNV.max(-1)
+        sorted_BN, order_BN = sure_BN.masked_fill(where_BN < 0, -1.0).sort(dim=1, descending=True, stable=True)
+        count_B = (sorted_BN.clamp(min=0).cumprod(1) >= worth).sum(1)
+        return (*token_BN.unbind(1), *order_BN.unbind(1), count_B)
+
+    return rule

@@ -22,6 +22,14 @@ def residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
     return torch.where(total_B1 > 0, left_BV / total_B1, p_BV)
 
 
+def tempered(law_NV: Tensor, temperature: float) -> Tensor:
+    """A law at another temperature, relative to its own. A point mass stays what it is."""
+    if temperature == 1:
+        return law_NV
+    law_NV = (law_NV / law_NV.amax(-1, keepdim=True)) ** (1 / temperature)
+    return law_NV / law_NV.sum(-1, keepdim=True)
+
+
 def prefix_lengths(accept_BK: Tensor) -> Tensor:
     """The law of how many leading tokens are accepted, 0 to K, when token i is accepted with probability accept[i]."""
     ones_B1 = accept_BK.new_ones(accept_BK.shape[0], 1)

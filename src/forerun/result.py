@@ -38,7 +38,7 @@ def stats_of(
     queued_seconds: float,
 ) -> Stats:
     judged = {event.forward for event in trace if event.drafted}  # forwards that were verdicts on a draft
-    accepted = {forward: 0 for forward in sorted(judged)}
+    accepted = dict.fromkeys(sorted(judged), 0)
     for event in trace:
         if event.drafted:
             accepted[event.forward] += len(event.drafted) - len(event.rejected)

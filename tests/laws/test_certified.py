@@ -80,7 +80,8 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 
 def test_every_method_that_claims_to_be_exact_is_certified_here():
     exact = {name for name in registry.BUILT_IN["methods"] if registry.get("methods", name).guarantee == "exact"}
-    assert exact == {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
+    certified = {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
+    assert exact == certified | {"jacobi", "multiblock", "lookahead"}
 
 
 @pytest.mark.parametrize("method", ["sequential", "assd"])
@@ -107,6 +108,33 @@ def test_masked_models_and_drafters_that_fill_blanks_are_certified(method):
     """SSD has stepwise decoding's law at every temperature; SpecDiff its target's, in one step and from left to right."""
     for case in standard_cases(method):
         assert_certified(case())
+
+
+@pytest.mark.parametrize("method", ["jacobi", "multiblock", "lookahead"])
+def test_guessing_and_recycling_are_certified_above_temperature_0_too(method):
+    """The papers state it for greedy decoding; a guess is a draft that is certain of itself, and a tree of them has a closed
+    law."""
+    for case in standard_cases(method):
+        assert_certified(case())
+
+
+def test_a_drafter_with_more_tokens_than_its_target_is_certified():
+    """As MDLM drafts for GPT-2: the draft model's vocabulary goes on where the target's ends."""
+    target = TableBackbone(vocab=3, seed=1)
+    draft = TableBackbone(vocab=5, seed=2, cost=0.1)
+    for sampling in ({"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}):
+        how = dict(draft=draft, draft_family=Masked(4), max_tokens=3, method_options={"k": 2}, **sampling)
+        assert_certified(certify_case("specdiff", target, [0, 1], **how))
+
+
+@pytest.mark.parametrize(
+    "option", [{"draft_temperature": 0.4}, {"draft_temperature": 2.5}, {"adapt": True}, {"first": 2}], ids=lambda o: next(iter(o))
+)
+def test_whatever_a_drafter_is_told_the_law_is_the_targets(option):
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+    how = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6}, method_options={"k": 2, **option})
+    assert_certified(certify_case("specdiff", target, [0, 1], temperature=1.0, **how))
 
 
 def test_a_draft_in_order_of_confidence_is_exact_at_temperature_0_and_biased_above():

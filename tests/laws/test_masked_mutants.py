@@ -19,10 +19,24 @@ from tests.laws.test_mutants import caught
 TARGET = TableBackbone(vocab=3, seed=1)
 
 
+class Loose(dict):
+    """Leads that look at a part of a choice only."""
+
+    def __init__(self, leads, part):
+        super().__init__({(node, part(placed)): to for (node, placed), to in leads.items()})
+        self.part = part
+
+    def __contains__(self, key):
+        return super().__contains__((key[0], self.part(key[1])))
+
+    def __getitem__(self, key):
+        return super().__getitem__((key[0], self.part(key[1])))
+
+
 def certificates():
     return [
-        certify_case("ssd", TARGET, hole, mask=2, temperature=t, method_options={"block": block, "drafts": 2})
-        for hole in ([None, 0, None, None, 1], [0, 1, None, None, None])
+        certify_case("ssd", TARGET, hole, mask=2, temperature=t, method_options={"block": block, "drafts": 3})
+        for hole in ([None, 0, None, None, 1], [0, 1, None, None, None], [None, None, 0, None, None])
         for block in (2, 9)
         for t in (1.0, 0.0)
     ]
@@ -49,7 +63,7 @@ def with_loop(old, new):
 def replant_run(original, old, new):
     source = textwrap.dedent(inspect.getsource(original))
     assert old in source
-    space = dict(vars(ssd_file))
+    space = {**vars(ssd_file), "Loose": Loose}
     exec(compile(source[source.index("async def") :].replace(old, new), "mutant", "exec"), space)
     object.__setattr__(ssd_file.ssd, "run", space["ssd"])
 
@@ -59,19 +73,30 @@ def test_without_a_mutant_the_checks_pass():
 
 
 def test_drafts_that_are_never_compared_are_caught():
-    assert with_loop("and choices == draft[: len(choices)]", "")
+    assert with_loop("if (node, choices[-1]) in leads:\n                at.append(leads[node, choices[-1]])",
+                     "if node < len(draft):\n                at.append(node + 1)")  # fmt: skip
 
 
 def test_a_verdict_on_the_token_without_its_position_is_caught():
-    assert with_loop("choices == draft[: len(choices)]", "[x for _, x in choices] == [x for _, x in draft[: len(choices)]]")
+    assert with_loop("leads = plant(draft, tree)", "leads = plant(draft, tree); leads = Loose(leads, lambda placed: placed[1])")
 
 
 def test_a_verdict_on_the_position_without_its_token_is_caught():
-    assert with_loop("choices == draft[: len(choices)]", "[p for p, _ in choices] == [p for p, _ in draft[: len(choices)]]")
+    assert with_loop("leads = plant(draft, tree)", "leads = plant(draft, tree); leads = Loose(leads, lambda placed: placed[0])")
+
+
+def test_a_node_of_the_mixed_tree_that_lacks_its_draft_is_caught(monkeypatch):
+    def wrong(draft, tree):
+        nodes, leads = original(draft, tree)
+        return [node[:-1] if i > len(draft) else node for i, node in enumerate(nodes)], leads
+
+    original = ssd_file.plant
+    monkeypatch.setattr(ssd_file, "plant", wrong)
+    assert any_caught()
 
 
 def test_blanks_of_the_next_block_among_the_open_ones_are_caught():
-    assert with_loop("choice(seq, open_at[i], law, own)", "choice(seq, look_at[i], *answers[i])")
+    assert with_loop("choice(seq, open_at[node], law, own)", "choice(seq, look_at[node], *answers[node])")
 
 
 def test_the_least_sure_blank_first_is_caught(monkeypatch):

@@ -34,7 +34,7 @@ def _one_by_one(q_THD: Tensor, keys: Tensor, values: Tensor, batch: Batch, scale
     outputs = []
     for i, s in enumerate(batch.segments):
         q_BTHD = q_THD[None, s.offset : s.offset + s.rows]
-        mask = batch.sight(i, window)
+        mask = batch.sight(i, window, q_THD.dtype)
         outputs.append(_grouped(q_BTHD, keys[s.lane, None, : s.end], values[s.lane, None, : s.end], mask, scale)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

@@ -117,7 +117,7 @@ def evaluate(
 
 @app.command()
 def train(
-    objective: Annotated[str, typer.Argument(help="ar, any-subset or masked.")],
+    objective: Annotated[str, typer.Argument(help="ar, any-subset, masked, distil-drafter or consistency.")],
     config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
     out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
     data: Annotated[
@@ -130,6 +130,82 @@ def train(
     from forerun.cli.train import run
 
     run(objective, config, data, out, start, steps)
+
+
+@app.command()
+def tune(
+    method: Annotated[str, typer.Argument(help="specdiff, or jacobi (multi-block decoding with recycling).")],
+    model: Annotated[str, typer.Option("--model", "-m", help="The target.")] = "zoo:ar",
+    draft: Annotated[str | None, typer.Option(help="specdiff: the model that drafts.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 48,
+    temperature: Annotated[float, typer.Option(help="specdiff: above 0 the drafter's own temperature is fitted too.")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Turns per setting; the median counts.")] = 1,
+    out: Annotated[str | None, typer.Option(help="Write what was found to this file, for --tuned.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw what was measured into this PNG file.")] = None,
+    json: Json = False,
+) -> None:
+    """Find the fastest options on this machine: costs and acceptance are measured, the choice is checked by running it."""
+    from forerun.cli.tune import run
+
+    how = dict(max_tokens=max_tokens, temperature=temperature, rounds=rounds)
+    run(method, model, draft, prompts, how, dict(file=out, plot=plot, json=json))
+
+
+@app.command()
+def analyse(
+    analysis: Annotated[str, typer.Argument(help="ssd-limit: how much better drafts could make SSD.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A masked model.")] = "zoo:masked",
+    prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
+    block: Annotated[int, typer.Option(help="Blanks per block.")] = 8,
+    cache: Annotated[str, typer.Option(help="none, prefix or dual.")] = "none",
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    json: Json = False,
+) -> None:
+    """What limits a method on a model."""
+    from forerun.cli.analyse import run
+
+    run(analysis, model, prompts, dict(block=block, cache=cache, max_tokens=max_tokens), json)
+
+
+trajectories = typer.Typer(help="Jacobi trajectories: collect them for consistency training, look at one.", no_args_is_help=True)
+app.add_typer(trajectories, name="trajectories")
+
+
+@trajectories.command("collect")
+def trajectories_collect(
+    out: Annotated[str, typer.Option(help="Folder for the files.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A left-to-right model.")] = "zoo:ar",
+    data: Annotated[
+        str | None, typer.Option(help="Prompts from a folder of .py files or a .jsonl[.xz]; default: what is installed.")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="Prompts from a file, as for generate, instead.")] = None,
+    count: Annotated[int, typer.Option(help="How many prompts.")] = 512,
+    given: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64,
+    blocks: Annotated[int, typer.Option(help="Blocks that are decoded after each.")] = 12,
+    block: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
+    start: Annotated[str, typer.Option(help="First guesses: repeat, text or random.")] = "repeat",
+    json: Json = False,
+) -> None:
+    """Decode prompts by Jacobi iteration and keep every iterate. Given again, the same command goes on where it stopped; with
+    `torchrun` several processes share the work."""
+    from forerun.cli.trajectories import collect
+
+    collect(model, out, data, prompts, dict(count=count, given=given, blocks=blocks, block=block, start=start), json)
+
+
+@trajectories.command("show")
+def trajectories_show(
+    folder: Annotated[str, typer.Argument(help="What `trajectories collect` wrote.")],
+    index: Annotated[int, typer.Option(help="Which sequence, from 0.")] = 0,
+    block: Annotated[int, typer.Option(help="Which of its blocks, from 0.")] = 0,
+    model: Annotated[str, typer.Option("--model", "-m", help="Whose tokens they are.")] = "zoo:ar",
+    json: Json = False,
+) -> None:
+    """One block on its way to the fixed point, coloured, and statistics of all."""
+    from forerun.cli.trajectories import show
+
+    show(folder, index, block, model, json)
 
 
 @app.command()

@@ -75,6 +75,9 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         "reference's": law,
         "perplexity": number(row["perplexity"], ".2f"),
         "parses": f"{row['parses']:.0%}",
+        "MFLOP/token": f"{row['mflops_per_token']:.1f}",
+        "MFLOP/draft": number(row["draft_mflops"], ".1f"),
+        "MB/token": f"{row['mbytes_per_token']:.1f}",
     }
 
 
@@ -84,7 +87,9 @@ NARROW = ("model", "method", "tokens/forward", "tokens/s", "speed-up", "referenc
 def show(report: dict[str, Any], console: Console) -> None:
     """The table: all columns where there is room, else those that matter most."""
     words = [cells(row) for row in report["rows"]]
-    columns = [name for name in words[0] if console.width >= 130 or name in NARROW]
+    columns = [
+        name for name in words[0] if console.width >= 170 or name in (NARROW if console.width < 130 else list(words[0])[:-3])
+    ]
     table = Table(*columns, box=None)
     for row in words:
         table.add_row(*(row[name] for name in columns))

@@ -23,6 +23,7 @@ OWN: dict[str, Any] = {
     ),
     "method": (Annotated[str | None, typer.Option(help="See `forerun methods`; default: the model's own kind.")], None),
     "draft": (Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")], None),
+    "tuned": (Annotated[str | None, typer.Option(help="Use what `forerun tune --out FILE` found.")], None),
     "prompts": (
         Annotated[str | None, typer.Option(help="A file: one prompt a line, or JSON lines with prompt or messages.")],
         None,
@@ -88,7 +89,20 @@ def given(own: dict[str, Any], unread: Sequence[str]) -> Given:
     """Sort a command's words. An unknown flag and its value land among the prompts, which take any number of words."""
     words = [*(own["prompt"] or []), *unread]
     start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    return Given({**own, "prompt": words[:start]}, extra(words[start:]))
+    own, more = {**own, "prompt": words[:start]}, extra(words[start:])
+    return with_tuned(own, more) if own.get("tuned") else Given(own, more)
+
+
+def with_tuned(own: dict[str, Any], more: dict[str, Any]) -> Given:
+    """The method and options of a file that `forerun tune` wrote; flags that are given too win."""
+    from forerun.evaluate.tune import read
+
+    method, options = read(own["tuned"])
+    if own["method"] not in (None, method):
+        raise BadOption(f"tuned={own['tuned']!r} is for method={method!r}, not {own['method']!r}.")
+    draft = own["draft"] or options.pop("draft", None)
+    options.pop("draft", None)
+    return Given({**own, "method": method, "draft": draft}, {**options, **more})
 
 
 def extra(words: Sequence[str]) -> dict[str, Any]:

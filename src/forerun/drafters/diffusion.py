@@ -10,8 +10,10 @@ from torch import Tensor
 
 from forerun.accept import each
 from forerun.choose import surest
-from forerun.core import Canvas, Canvases, Draft, Marginal, Scope
-from forerun.parameters import check_whole
+from forerun.core import Canvas, Canvases, Draft, Drafter, Marginal, Scope
+from forerun.drafters.pace import pace
+from forerun.laws import tempered
+from forerun.parameters import check_flag, check_positive, check_whole
 
 
 @dataclass(frozen=True)
@@ -21,19 +23,34 @@ class DiffusionDrafter:
 
     model: Marginal
     steps: int = field(default=1, metadata={"help": "forwards of the drafter per draft"})
-    keep: bool = field(default=True, metadata={"help": "keep the drafter's keys of the text, though it once saw blanks after them"})
+    keep: bool = field(
+        default=False, metadata={"help": "keep the drafter's keys of the text, though it once saw blanks after them"}
+    )
+    adapt: bool = field(default=False, metadata={"help": "draft fewer than k tokens while few are accepted"})
+    draft_temperature: float = field(default=1.0, metadata={"help": "temperature of drafts, times the request's own"})
+    first: int = field(default=0, metadata={"help": "so many tokens at the beginning are drafted by `first_draft` instead"})
+    first_draft: Any = field(default="lookup", metadata={"help": "what drafts those: lookup, or a smaller left-to-right model"})
+    opening: Drafter | None = None  # what `first_draft` names
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
+        check_whole("first", self.first, least=0)
+        check_flag("keep", self.keep)
+        check_flag("adapt", self.adapt)
+        check_positive("draft_temperature", self.draft_temperature)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
-        positions = seq.next(k)
+        if seq.history.generated < self.first and self.opening is not None:
+            return await self.opening.propose(seq, k)
+        return await self.fill(seq, seq.next(pace(seq, k) if self.adapt else k))
+
+    async def fill(self, seq: Canvas, positions: list[int]) -> Draft:
         tokens: list[int] = []
         laws: list[Tensor] = []
         share = -(-len(positions) // self.steps) if positions else 1
         while len(tokens) < len(positions) and not any(map(seq.ends, tokens)):
             now = positions[len(tokens) : len(tokens) + share]
-            q = await self._marginals(seq, now, list(zip(positions, tokens)), positions[-1] + 1)
+            q = tempered(await self._marginals(seq, now, list(zip(positions, tokens)), positions[-1] + 1), self.draft_temperature)
             tokens += (await seq.draw(each, now, q))[: len(now)]
             laws.append(q)
         return Draft(positions[: len(tokens)], tokens, torch.cat(laws)[: len(tokens)] if laws else None)
@@ -64,8 +81,7 @@ class ConfidenceDrafter(DiffusionDrafter):
     model: Canvases
     steps: int = field(default=2, metadata={"help": "forwards of the drafter per draft"})
 
-    async def propose(self, seq: Canvas, k: int) -> Draft:
-        positions = seq.next(k)
+    async def fill(self, seq: Canvas, positions: list[int]) -> Draft:
         if not positions:
             return Draft([], [])
         share = -(-len(positions) // self.steps)
@@ -75,6 +91,7 @@ class ConfidenceDrafter(DiffusionDrafter):
             now = [p for p in positions if p not in laws]
             scope = Scope("prefix", positions[0] if self.keep else 0, fresh=not self.keep, length=positions[-1] + 1)
             [(law, own)] = await self.model.canvases(seq, [now], [placed], scope)
+            law = tempered(law, self.draft_temperature)
             chosen = await seq.draw(surest(share), now, law, own)
             for i, (position, token) in enumerate(zip(now, chosen)):
                 if token > 0:

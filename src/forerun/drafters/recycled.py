@@ -39,8 +39,8 @@ class Pool:
 
 
 def tails(chain: Sequence[int], runs: Iterable[Sequence[int]], count: int, longest: int) -> list[Tail]:
-    """At most `count` runs as tails: where each leaves the chain, and what it says from there. No two begin alike, so that the chain
-    and its tails are a tree; runs that only repeat the chain are left out."""
+    """At most `count` runs as tails: where each leaves the chain, and what it says from there. No two begin alike, so that the
+    chain and its tails are a tree; runs that only repeat the chain are left out."""
     found: list[Tail] = []
     begun: set[tuple[int, int]] = set()
     room = TAILS

@@ -56,16 +56,17 @@ class Batch:
         packed = np.concatenate([rows[TOKEN], rows[POSITION], slots, reads])
         numbers = torch.from_numpy(packed).to(device, torch.long, non_blocking=True)
         self.tokens_T, self.positions_T, self.slots_T, self.reads_R = numbers.split([offset, offset, offset, len(reads)])
-        self._sights: dict[tuple[int, int | None], Tensor | None] = {}
+        self._sights: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, Padded] = {}
 
-    def sight(self, index: int, window: int | None = None) -> Tensor | None:
-        """Which slots each row of a segment sees, [rows, end] booleans; None where every row sees them all."""
-        key = (index, window)
+    def sight(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What to add to a segment's scores, [rows, end]: 0 for slots that a row sees, else minus infinity; None where every row
+        sees them all. Numbers, because attention would make them of truth values again in every layer."""
+        key = (index, window, dtype)
         if key not in self._sights:
             segment = self.segments[index]
             everything = window is None and (segment.run()[HORIZON] >= segment.end).all()
-            self._sights[key] = None if everything else torch.from_numpy(visible(segment, window)).to(self.device)
+            self._sights[key] = None if everything else scores(visible(segment, window), dtype).to(self.device)
         return self._sights[key]
 
     def padded(self, window: int | None = None) -> Padded:
@@ -73,6 +74,10 @@ class Batch:
         if window not in self._padded:
             self._padded[window] = Padded(self.segments, window, self.device)
         return self._padded[window]
+
+
+def scores(mask: np.ndarray, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(torch.from_numpy(~mask), -torch.inf)
 
 
 def visible(segment: Segment, window: int | None = None) -> np.ndarray:

@@ -51,6 +51,23 @@ class Backbone(Protocol):
         """Logits [R, V] of the rows that are read."""
 
 
+@dataclass
+class Work:
+    """What a model was made to do: rows run, (row, slot) pairs looked at, slots read, forwards."""
+
+    rows: int = 0
+    pairs: int = 0
+    slots: int = 0
+    forwards: int = 0
+
+    def add(self, batch: Batch) -> None:
+        self.forwards += 1
+        for segment in batch.segments:
+            self.rows += segment.rows
+            self.pairs += segment.rows * segment.end
+            self.slots += segment.end
+
+
 class Host:
     """A backbone with its slots: one lane per sequence that is being decoded, `room` slots each. Tokens that are `never` a
     possible outcome (a mask) have no probability, whoever asks."""
@@ -61,6 +78,7 @@ class Host:
         self.slots = backbone.make_slots(lanes, room)
         self.memos = [Memo(room) for _ in range(lanes)]
         self.shelf: dict[str, Any] = {}
+        self.work = Work()
 
 
 @dataclass
@@ -350,6 +368,7 @@ class Engine:
         logits_RV = host.backbone.forward(batch, host.slots)
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += 1
+        host.work.add(batch)
         return logits_RV
 
     def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Any]]:

@@ -25,6 +25,7 @@ from forerun.arguments import check_same_tokens
 from forerun.core import Conditional, Marginal
 from forerun.errors import TokenizerMismatch
 from forerun.evaluate.certify import Bets, laws_along
+from forerun.evaluate.costs import Cost, since, snapshot
 from forerun.parameters import Sampling
 from forerun.result import Result
 
@@ -66,6 +67,9 @@ class Row:
     p_value: float | None  # above temperature 0, of the hypothesis that the output has the reference's law
     perplexity: float | None  # under the judge
     parses: float  # share of prompts with their completions that are Python
+    mflops_per_token: float = 0.0  # of all models together, rows as they really ran
+    mbytes_per_token: float = 0.0  # weights, keys and values read
+    draft_mflops: float | None = None  # per draft, of the models that draft
 
 
 def entries(model: Model, methods: Sequence[str] | None = None, draft: Any = None) -> list[Entry]:
@@ -107,22 +111,24 @@ def compare(
     how = dict(max_tokens=max_tokens, temperature=temperature, seed=seed)
     rates: list[list[float]] = [[] for _ in contestants]
     results: list[list[Result]] = [[] for _ in contestants]
+    costs: list[dict[Any, Cost]] = [{} for _ in contestants]
     for turn in range(rounds + 1):
         for i, entry in enumerate(contestants):
-            began = time.perf_counter()
+            began, before = time.perf_counter(), snapshot(entry.model.engine.hosts)
             results[i] = [
                 r
                 for group in _groups(prompts, batch)
                 for r in entry.model.generate(group, method=entry.method, **how, **entry.options)
             ]
             seconds = time.perf_counter() - began
+            costs[i] = since(entry.model.engine.hosts, before)
             for result in results[i]:
                 if result.error is not None:
                     raise result.error
             if turn:
                 rates[i].append(sum(r.stats.tokens for r in results[i]) / seconds)
             progress(turn * len(contestants) + i + 1, (rounds + 1) * len(contestants))
-    rows = [_row(entry, results[i], rates[i], temperature, judge) for i, entry in enumerate(contestants)]
+    rows = [_row(entry, results[i], rates[i], costs[i], temperature, judge) for i, entry in enumerate(contestants)]
     _against_references(contestants, rows, results, temperature)
     return rows
 
@@ -131,7 +137,9 @@ def _groups(prompts: Sequence[Any], size: int) -> list[list[Any]]:
     return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
 
 
-def _row(entry: Entry, results: list[Result], rates: list[float], temperature: float, judge: Model | None) -> Row:
+def _row(
+    entry: Entry, results: list[Result], rates: list[float], costs: dict[Any, Cost], temperature: float, judge: Model | None
+) -> Row:
     how: registry.Method = registry.get("methods", entry.method)
     tokens, forwards = sum(r.stats.tokens for r in results), sum(r.stats.forwards for r in results)
     lengths = [r.stats.acceptance_length for r in results if r.stats.acceptance_length is not None]
@@ -154,7 +162,18 @@ def _row(entry: Entry, results: list[Result], rates: list[float], temperature: f
         p_value=law_p_value(entry.model, results, temperature) if temperature > 0 and _scores(entry.model) else None,
         perplexity=perplexity(judge, entry.model, results) if judge is not None else None,
         parses=statistics.mean(parses(entry.model.decode([*r.prompt_ids, *r.token_ids])) for r in results),
+        mflops_per_token=sum(cost.flops for cost in costs.values()) / tokens / 1e6,
+        mbytes_per_token=sum(cost.bytes for cost in costs.values()) / tokens / 1e6,
+        draft_mflops=_per_draft(entry, results, costs),
     )
+
+
+def _per_draft(entry: Entry, results: list[Result], costs: dict[Any, Cost]) -> float | None:
+    """Arithmetic of the draft models for one draft, in millions; none where no other model drafts."""
+    drafts = sum(1 for r in results for event in r.trace if event.drafted)
+    if not drafts or not any(r.stats.draft_forwards for r in results):
+        return None
+    return sum(cost.flops for host, cost in costs.items() if host is not entry.model.host) / drafts / 1e6
 
 
 def _scores(model: Model) -> bool:

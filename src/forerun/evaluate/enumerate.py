@@ -269,6 +269,19 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+# Methods that guess without a drafter: settings in which guesses are right, wrong, recycled and carried over from block to block.
+GUESSING: dict[str, list[dict[str, Any]]] = {
+    "jacobi": [{"block": n, "start": start, "refill": n != 2} for n in (1, 2, 4) for start in ("repeat", "text")],
+    "multiblock": [
+        {"block": 2, "blocks": 2, "spawn": 0.0, "candidates": 2},
+        {"block": 2, "blocks": 3, "spawn": 0.5, "candidates": 0, "start": "random"},
+        {"block": 3, "blocks": 1, "candidates": 3, "start": "text"},
+        {"block": 2, "blocks": 1, "refill": True, "candidates": 1},
+    ],
+    "lookahead": [{"window": 2, "ngram": 3, "guesses": 2}, {"window": 1, "ngram": 4, "guesses": 3}],
+}
+
+
 HOLES: list[Prompt] = [
     [None, 0, None, None, 1],  # scattered
     [0, 1, None, None, None],  # a prefix is given
@@ -295,7 +308,7 @@ def standard_cases(method: str) -> list[Callable[[], Certificate]]:
     drafts: list[Any] = [None]
     if how.drafts and how.drafter is None:
         drafts = [TableBackbone(vocab=3, seed=2, like=target, blend=b, cost=0.1) for b in (0.0, 0.7)] + ["lookup"]
-    options = [{"k": k} for k in (1, 2, 4)] if "k" in how.option_names() else [{}]
+    options = GUESSING.get(how.name) or ([{"k": k} for k in (1, 2, 4)] if "k" in how.option_names() else [{}])
     return [
         partial(certify_case, method, target, [0, 1, 0], draft=draft, eos=eos, method_options=option, max_tokens=4, **sampling)
         for draft in drafts
@@ -353,12 +366,22 @@ def _cases_of_canvases(how: registry.Method) -> list[Callable[[], Certificate]]:
     options: list[dict[str, Any]] = [{"block": b} for b in (1, 2, 9)]
     if "drafts" in how.option_names():
         options = [{"block": b, "drafts": n} for b in (1, 2, 9) for n in (0, 1, 2, 4)]
+        options += [{"block": 9, "drafts": 3, "tree": "chain"}, {"block": 9, "worth": 0.3}]
     samplings: list[dict[str, Any]] = [{"temperature": t} for t in (1.0, 0.0, 2.0)] + [{"temperature": 0.5, "top_p": 0.8}]
-    return [
+    cases: list[Callable[[], Certificate]] = [
         partial(certify_case, how.name, target, hole, mask=2, method_options=option, **sampling)
         for hole in ([None, 0, None, None, 1], [0, 1, None, None, None], [None, None, 1], [None, None])
         for option in options
         for sampling in samplings
+    ]
+    # Two decisions in the other order need four blanks: one that is certain, the two, and one behind them.
+    four: list[Prompt] = [[None, None, 0, None, None]]
+    own: list[dict[str, Any]] = [{"block": 2}, {"block": 9}]
+    return cases + [
+        partial(certify_case, how.name, target, hole, mask=2, method_options=option, temperature=t)
+        for hole in four
+        for option in own
+        for t in (1.0, 0.0)
     ]
 
 

@@ -37,6 +37,10 @@ class AnySubset(Family):
         marks = getattr(config, "forerun", None) or {}
         return cls(marks["mask_token"]) if marks.get("family") == cls.name and config.model_type != "xlnet" else None
 
+    def masked_as(self, token: int) -> AnySubset:
+        """The same kind of model with another number for its mask."""
+        return type(self)(token)
+
     def slots(self, context: int) -> int:
         """Room for a content row and a query of every token: the joint density of a whole canvas is one forward."""
         return 2 * context

@@ -24,7 +24,7 @@ class Masked(Family):
     answers = (Marginal, Canvases)
     needs_prompt = False
     default = "stepwise"
-    CANVASES = 6  # whole canvases that fit into a lane: a chain of five drafts and the canvas as it is
+    CANVASES = 10  # whole canvases that fit into a lane: a mixed tree of five drafts, the canvas as it is among them
 
     def __init__(self, mask_token: int, shifted: bool = False):
         self.mask_token, self.shifted, self.never = mask_token, shifted, (mask_token,)
@@ -33,6 +33,10 @@ class Masked(Family):
     def of(cls, config: Any) -> Masked | None:
         marks = getattr(config, "forerun", None) or {}
         return cls(marks["mask_token"], marks.get("shifted", False)) if marks.get("family") == cls.name else None
+
+    def masked_as(self, token: int) -> Masked:
+        """The same kind of model with another number for its mask."""
+        return Masked(token, self.shifted)
 
     def slots(self, context: int) -> int:
         return self.CANVASES * context

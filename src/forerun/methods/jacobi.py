@@ -1,4 +1,5 @@
-"""Jacobi decoding (Song et al., 2021; Santilli et al., 2023): guess a window of tokens, and let the model correct all of it at once."""
+"""Jacobi decoding (Song et al., 2021; Santilli et al., 2023): guess a window of tokens, and let the model correct all of it at
+once."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Jacobi:
     block: int = field(default=16, metadata={"help": "tokens that are guessed at once (n in the paper)"})
     start: str = field(
         default="repeat",
-        metadata={"help": "first guesses: repeat (the last token), text (tokens of the text so far), random (any); seeded"},
+        metadata={"help": "first guesses: repeat (the last token), text (tokens of the text so far), random (any)"},
     )
     refill: bool = field(default=True, metadata={"help": "keep the window full; else a block is finished before the next begins"})
 
@@ -52,9 +53,10 @@ async def jacobi(seq: Canvas, target: Conditional, block: int, start: str, refil
 
 
 def guess(seq: Canvas, ahead: Sequence[int], count: int, start: str) -> list[int]:
-    """Tokens for places that nothing is known about, `ahead` of which stand before them: the same whatever shares the batch."""
+    """Tokens for places that nothing is known about, with `ahead` between them and the text. What looks random is a hash of the
+    place: a guess must not depend on what is drawn."""
     if start == "repeat":
         return [ahead[-1] if ahead else int(seq.text[-1])] * count
     first = seq.known + len(ahead)
-    numbers = [mix(seq.noise_key, place) for place in range(first, first + count)]
+    numbers = [mix(place) for place in range(first, first + count)]
     return [int(seq.text[i % len(seq.text)]) if start == "text" else i % seq.history.vocab for i in numbers]

@@ -1,5 +1,5 @@
-"""Lookahead decoding (Fu et al., 2024), the published baseline of recycled Jacobi iterates: a window of them makes n-grams, which are
-judged once their first token is reached."""
+"""Lookahead decoding (Fu et al., 2024), the published baseline of recycled Jacobi iterates: a window of them makes n-grams, which
+are judged once their first token is reached."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Lookahead:
 async def lookahead(seq: Canvas, target: Branching, window: int, ngram: int, guesses: int) -> None:
     """Keep a window of past Jacobi iterates, collect the n-grams along its columns, judge those that begin with the last token.
 
-    Row l of the window is the iterate of l steps after the oldest; column w speaks of the w-th place ahead. A column's next token sees
-    the oldest row up to it and the column itself: a tail of the oldest row.
+    Row l of the window is the iterate of l steps after the oldest; column w speaks of the w-th place ahead. A column's next token
+    sees the oldest row up to it and the column itself: a tail of the oldest row.
     """
     rows = [guess(seq, [], window, "random") for _ in range(ngram - 1)]
     pool = Pool(ngram - 1, per_key=guesses)
@@ -46,13 +46,12 @@ async def lookahead(seq: Canvas, target: Branching, window: int, ngram: int, gue
         judged = tails([], pool.after(int(seq.text[-1])), guesses, min(ngram - 1, left))
         width = min(window, left - (ngram - 2))  # near the end there is nothing to look ahead to
         columns = [(w + 1, [row[w] for row in rows[1:]]) for w in range(width)]
-        answers = await target.branches(seq, rows[0][: max(width, 0)], [*columns, *([(0, own) for _, own in judged])])
-        verdicts = answers[1 + len(columns) :]
+        main, *answers = await target.branches(seq, rows[0][: max(width, 0)], [*judged, *columns])
         tokens, parents = tree([], judged)
-        node, token, *said = await seq.draw(descend, tokens, parents, cat([answers[0][:1], *verdicts]))
+        node, token, *_ = await seq.draw(descend, tokens, parents, cat([main[:1], *answers[: len(judged)]]))
         commit(seq, path(node, parents), token, tokens, 0, judged, 0)
         if columns:
-            fresh = [int(answer[-1].argmax()) for answer in answers[1 : 1 + len(columns)]]
+            fresh = [int(answer[-1].argmax()) for answer in answers[len(judged) :]]
             for w, new in enumerate(fresh):
                 pool.add([*(row[w] for row in rows), new])
             rows = [*rows[1:], [*fresh, *rows[-1][len(fresh) :]]]

@@ -32,7 +32,9 @@ class Multiblock(Jacobi):
         if self.refill and self.blocks > 1:
             raise BadOption(f"refill=True keeps one block full for ever: it needs blocks=1, not {self.blocks}.")
         if self.block * self.candidates > TAILS:
-            raise BadOption(f"candidates={self.candidates} of block={self.block} tokens are more than the {TAILS} that fit beside a draft.")
+            raise BadOption(
+                f"candidates={self.candidates} of block={self.block} tokens are more than the {TAILS} that fit beside a draft."
+            )
 
 
 @dataclass
@@ -82,7 +84,9 @@ def filled(seq: Canvas, draft: list[int], size: int, start: str) -> list[int]:
 
 def shared(seq: Canvas, share: bool) -> bool:
     if share and seq.history.sampling.temperature > 0:
-        raise BadOption("share=True needs temperature 0: above it, what other requests left would change which sample a seed gives.")
+        raise BadOption(
+            "share=True needs temperature 0: above it, what other requests left would change which sample a seed gives."
+        )
     return share
 
 

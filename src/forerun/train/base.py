@@ -1,5 +1,5 @@
-"""What an objective is. It has two pure steps: `prepare` draws everything random for a whole batch from the generator it is given, so
-that a resumed run and several processes see the same; `loss` is a function of a network and a share of that batch."""
+"""What an objective is. It has two pure steps: `prepare` draws everything random for a whole batch from the generator it is given,
+so that a resumed run and several processes see the same; `loss` is a function of a network and a share of that batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Progressive consistency distillation (pcLLM): a left-to-right model learns to say the right tokens after wrong ones.
 
 Blocks of a text that the model wrote itself are shown as they were on the way to it, noisier from block to block within a window
-(equation 7), beside the finished text; one forward gives both the student's laws (of the guesses) and the teacher's (of the text), and
-the loss draws the first to the second (equation 8). An autoregressive loss keeps the model what it was (equation 9).
+(equation 7), beside the finished text; one forward gives both the student's laws (of the guesses) and the teacher's (of the text),
+and the loss draws the first to the second (equation 8). An autoregressive loss keeps the model what it was (equation 9).
 
 B sequences, P tokens given, N blocks of n tokens, L = P + N n, R = L + N n rows.
 """
@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.errors import BadOption, unknown
+from forerun.errors import BadCheckpoint, BadOption, unknown
 from forerun.methods.jacobi import STARTS
 from forerun.parameters import check_between, check_whole
 from forerun.train.base import Objective
 from forerun.train.data import Corpus
-from forerun.train.trajectories import Trajectories, block_mask, collect, packed_logits
+from forerun.train.trajectories import Trajectories, block_mask, collect, packed_logits, read_folder
 
 SCHEDULES = ("progressive", "random", "reverse")
 CONTEXTS = ("noisy", "window", "clean")
@@ -57,8 +57,15 @@ class Consistency(Objective):
         given = context - self.block * self.blocks
         if given < 1:
             raise BadOption(f"context={context} leaves nothing to be given before {self.blocks} blocks of {self.block} tokens.")
-        kind = (given, self.blocks, self.block, self.start)
-        return Written(corpus, collect(network, corpus, self.sequences, *kind, seed, out / "trajectories"))
+        folder = out / "trajectories"
+        try:  # a resumed run, whose network is no longer the one that wrote them
+            found: Trajectories | None = read_folder(folder)
+        except BadCheckpoint:
+            found = collect(network, corpus.batch(0, self.sequences, given, seed), self.blocks, self.block, self.start, folder)
+        assert found is not None, "one process collects them all"
+        if found.block != self.block or found.states_SJL.shape[2] != self.blocks * self.block or len(found) != self.sequences:
+            raise BadCheckpoint(f"{folder} holds trajectories of another recipe: choose another folder, or remove it.")
+        return Written(corpus, found)
 
     def prepare(self, batch: Any, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
         """For every block the state whose noise is nearest to what the schedule wants."""

@@ -75,9 +75,11 @@ class DistilDrafter(Masked):
         logits_BLV = self.logits(network, tokens_BL, masked_BL, end_B)
         plain_BL, taught_BL = masked_BL & ~draft_B[:, None], masked_BL & draft_B[:, None]
         total = (F.cross_entropy(logits_BLV[plain_BL], tokens_BL[plain_BL], reduction="none") * weight_BL[plain_BL]).sum()
-        p_MV = self._target_laws(tokens_BL[draft_B], masked_BL[draft_B])
-        nats_M = F.cross_entropy(logits_BLV[taught_BL], p_MV, reduction="none")
-        return (total + (nats_M * weight_BL[taught_BL]).sum()) / len(tokens_BL)
+        if draft_B.any():
+            p_MV = self._target_laws(tokens_BL[draft_B], masked_BL[draft_B])
+            nats_M = F.cross_entropy(logits_BLV[taught_BL], p_MV, reduction="none")
+            total = total + (nats_M * weight_BL[taught_BL]).sum()
+        return total / len(tokens_BL)
 
     @torch.no_grad()
     def _target_laws(self, tokens_BL: Tensor, drafted_BL: Tensor) -> Tensor:

@@ -50,10 +50,19 @@ def new_network(recipe: Recipe) -> Any:
     return network
 
 
+def with_adapters(network: Any, rank: int) -> Any:
+    """The network with low-rank adapters beside its matrices, the only weights that are trained."""
+    if find_spec("peft") is None:
+        raise BadOption(f"lora={rank} needs peft: pip install 'forerun[lora]'.")
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(network, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
 def parameter_groups(network: Any, decay: float) -> list[dict[str, Any]]:
     """Weight decay for matrices only."""
-    matrices = [p for p in network.parameters() if p.dim() >= 2]
-    vectors = [p for p in network.parameters() if p.dim() < 2]
+    trained = [p for p in network.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
     return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
@@ -109,6 +118,7 @@ def _train(
     on_gpu = torch.cuda.is_available()
     accelerator = Accelerator(mixed_precision="bf16" if on_gpu else "no")
     network = network if network is not None else new_network(recipe)
+    network = with_adapters(network, recipe.lora) if recipe.lora else network
     longest = getattr(network.config, "max_position_embeddings", None) or 0
     if 0 < longest < recipe.context:
         raise BadOption(f"context={recipe.context} is more than the {longest} positions that the network has.")
@@ -168,7 +178,8 @@ def _train(
     save(step)
     if accelerator.is_main_process and (out / "curve.csv").exists():
         plot(out / "curve.csv", out / "curve.png")
-    return accelerator.unwrap_model(network)
+    trained = accelerator.unwrap_model(network)
+    return trained.merge_and_unload() if recipe.lora else trained
 
 
 @torch.no_grad()

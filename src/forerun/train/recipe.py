@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from forerun.errors import BadOption, unknown
+from forerun.parameters import check_whole
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
     accumulate: int = 1  # forwards per step, each on its share of the batch
+    lora: int = 0  # train adapters of this rank instead of all weights; they are merged into them at the end
     seed: int = 0
     validate_every: int = 500
     save_every: int = 2000
@@ -52,6 +54,7 @@ class Recipe:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
+        check_whole("lora", self.lora, least=0)
         if self.batch % self.accumulate:
             raise BadOption(f"accumulate={self.accumulate} must divide batch={self.batch}.")
 

@@ -12,6 +12,7 @@ from forerun.checkpoints import causal
 from forerun.errors import BadOption, ForerunError
 from forerun.train.data import tokenise
 from forerun.train.loop import train
+from forerun.train.objectives import OBJECTIVES
 from forerun.train.recipe import Recipe
 
 
@@ -35,17 +36,22 @@ def run(recipe: Recipe, source: str | None, out: Path, report: Callable[[dict[st
 
 def tokenizer_of(recipe: Recipe) -> Any:
     """The tokenizer of what training starts from; for fresh weights, the zoo's."""
-    if recipe.start is None or recipe.start.startswith("zoo:"):
+    return tokenizer_named(recipe.start or "zoo:ar")
+
+
+def tokenizer_named(name: str) -> Any:
+    """A checkpoint's tokenizer."""
+    if name.startswith("zoo:"):
         return zoo.tokenizer()
-    tokenizer = causal.load_tokenizer(causal.find(recipe.start))
+    tokenizer = causal.load_tokenizer(causal.find(name))
     if tokenizer is None:
-        raise BadOption(f"start={recipe.start!r} has no tokenizer in its folder.")
+        raise BadOption(f"{name!r} has no tokenizer in its folder.")
     return tokenizer
 
 
 def with_mask(recipe: Recipe, tokenizer: Any) -> Recipe:
     """The recipe with the mask token that this tokenizer has; a tokenizer without one gets one, at its end."""
-    if recipe.objective == "ar" or "mask_token" in recipe.options:
+    if "mask_token" in recipe.options or not hasattr(OBJECTIVES[recipe.objective], "mask_token"):
         return recipe
     if tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "<|mask|>"})

@@ -1,8 +1,9 @@
 """Jacobi trajectories: for every block of a text that a model wrote greedily, the guesses on the way to it.
 
-A block's trajectory depends on nothing but the finished text before it and its own guesses. So once the text is written, all blocks of
-all sequences iterate together: one forward over the text and, beside it, the guesses, each block seeing the text before it and
-itself. That is the same as decoding block after block (tested), and needs as many forwards as a block has tokens, not as the text has.
+A block's trajectory depends on nothing but the finished text before it and its own guesses. So once the text is written, all
+blocks of all sequences iterate together: one forward over the text and, beside it, the guesses, each block seeing the text before
+it and itself. That is the same as decoding block after block (tested), and needs as many forwards as a block has tokens, not as
+the text has.
 
 B sequences, P tokens given, N blocks of n tokens, L = P + N n, J + 1 states of every block: the first guess to the fixed point.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -21,8 +23,6 @@ from torch import Tensor
 
 from forerun.errors import BadCheckpoint
 from forerun.methods.jacobi import STARTS
-from forerun.noise import mix
-from forerun.train.data import Corpus
 from forerun.train.samples import continue_greedily
 
 CHUNK = 512  # sequences per file, and what an interruption loses at most
@@ -45,12 +45,47 @@ class Trajectories:
         wrong = wrong.reshape(*wrong.shape[:2], -1, self.block)
         return np.where(wrong.any(-1), self.block - wrong.argmax(-1), 0)
 
+    def facts(self) -> dict[str, float]:
+        """How fast blocks come right, and what is right in them before its turn.
+
+        Fast-forwarded: tokens that come right per iteration. Stationary: tokens of an unfinished block that are right behind a
+        wrong one, and stay so. Useful n-grams: runs of three of them or more, at their place or another.
+        """
+        noisy_SJN = self.noisy()
+        iterations = (noisy_SJN > 0).sum(1)  # per block
+        sequences, steps = self.states_SJL.shape[:2]
+        states = self.states_SJL.reshape(sequences, steps, -1, self.block).swapaxes(1, 2)
+        right = states == states[:, :, -1:]
+        stays = np.flip(np.logical_and.accumulate(np.flip(right, 2), 2), 2)
+        behind = np.arange(self.block) > (self.block - noisy_SJN.swapaxes(1, 2))[..., None]
+        unfinished = max(1, int((noisy_SJN > 0).sum()))
+        return {
+            "sequences": float(sequences),
+            "iterations per block": float(iterations.mean()),
+            "fast-forwarded tokens per iteration": float(self.block / iterations.mean())
+            if iterations.mean()
+            else float(self.block),
+            "stationary tokens": float((stays & behind).sum() / unfinished),
+            "useful n-grams": sum(map(useful_ngrams, states.reshape(-1, steps, self.block))) / unfinished,
+        }
+
+
+def useful_ngrams(states_Jn: np.ndarray, least: int = 3) -> int:
+    """Runs of at least so many tokens, behind the first wrong one, that also stand somewhere in the fixed point."""
+    final, found = states_Jn[-1].tolist(), 0
+    runs = {tuple(final[i : i + least]) for i in range(len(final) - least + 1)}
+    for state in states_Jn[:-1].tolist():
+        first = next((i for i, (a, b) in enumerate(zip(state, final)) if a != b), len(state))
+        good = [tuple(state[i : i + least]) in runs for i in range(first + 1, len(state) - least + 1)]
+        found += sum(now and not before for before, now in zip([False, *good], good))
+    return found
+
 
 def block_mask(given: int, blocks: int, block: int, context: str, window: int = 1) -> Tensor:
     """[R, R] for R = L + N n rows, the text's and then the guesses': what each sees.
 
-    Text rows see the text up to themselves. A guess sees its own block up to itself, and before it: the text (`clean`), or the prompt
-    and the guesses of earlier blocks (`noisy`), or the text of earlier windows and the guesses of its own (`window`).
+    Text rows see the text up to themselves. A guess sees its own block up to itself, and before it: the text (`clean`), or the
+    prompt and the guesses of earlier blocks (`noisy`), or the text of earlier windows and the guesses of its own (`window`).
     """
     length = given + blocks * block
     text, guesses = torch.arange(length), torch.arange(blocks * block)
@@ -106,33 +141,44 @@ def first_guess(text_BL: Tensor, given: int, block: int, start: str, seed: int, 
 
 def collect(
     network: Any,
-    corpus: Corpus,
-    count: int,
-    given: int,
+    prompts_SP: Tensor,
     blocks: int,
     block: int,
     start: str,
-    seed: int,
     folder: Path,
+    *,
+    share: tuple[int, int] = (0, 1),
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> Trajectories:
-    """Trajectories of `count` texts that follow prefixes of a corpus, chunk by chunk in files: an interrupted collection goes on where
-    it stopped, and several processes may share the chunks of one folder."""
+) -> Trajectories | None:
+    """Trajectories of the texts that follow the prompts, chunk by chunk in files: an interrupted collection goes on where it
+    stopped. Of several processes on one folder, the i-th of n (`share`) makes every n-th chunk; nothing comes back while some are
+    missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    made_by = dict(given=given, blocks=blocks, block=block, start=start, seed=seed, model=fingerprint(network))
+    count, given = prompts_SP.shape
+    made_by = dict(count=count, given=given, blocks=blocks, block=block, start=start, model=fingerprint(network))
     check_folder(folder, made_by)
-    numbers = range(-(-count // CHUNK))
-    for number in numbers:
-        file = folder / f"chunk{number}.npz"
-        if not file.exists():
-            rows = min(CHUNK, count - number * CHUNK)
-            prompts = corpus.batch(0, rows, given, mix(seed, number))
-            text_BL = continue_greedily(network, prompts, given + blocks * block)
-            write(file, text_BL.cpu(), states(network, text_BL, given, block, start, seed).cpu(), given)
+    files = [folder / f"chunk{number}.npz" for number in range(-(-count // CHUNK))]
+    for number in range(share[0], len(files), share[1]):
+        if not files[number].exists():
+            text_BL = continue_greedily(network, prompts_SP[number * CHUNK : (number + 1) * CHUNK], given + blocks * block)
+            write(files[number], text_BL.cpu(), states(network, text_BL, given, block, start, number).cpu(), given)
         report(min((number + 1) * CHUNK, count), count)
-    parts = [read(folder / f"chunk{number}.npz", block) for number in numbers]
+    return read_folder(folder) if all(file.exists() for file in files) else None
+
+
+def read_folder(folder: Path) -> Trajectories:
+    """What `collect` wrote, refused unless it is whole."""
+    try:
+        made_by = json.loads((folder / "made_by.json").read_text())
+        files = [folder / f"chunk{number}.npz" for number in range(-(-made_by["count"] // CHUNK))]
+    except (OSError, ValueError, KeyError) as error:
+        raise BadCheckpoint(f"{folder} is no folder of trajectories: {error}") from error
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise BadCheckpoint(f"{folder} lacks {', '.join(missing)}: collect again, what is there is kept.")
+    parts = [read(file, made_by["block"]) for file in files]
     return Trajectories(
-        np.concatenate([p.prompts_SP for p in parts]), np.concatenate([p.states_SJL for p in parts]), block
+        np.concatenate([p.prompts_SP for p in parts]), np.concatenate([p.states_SJL for p in parts]), made_by["block"]
     )
 
 
@@ -171,8 +217,10 @@ def read(file: Path, block: int) -> Trajectories:
         held = np.load(file)
         first, where, tokens, steps = held["first"], held["where"].astype(int), held["tokens"], int(held["steps"])
         prompts = held["prompts"]
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise BadCheckpoint(f"{file} is no file of trajectories, or a part of one: {error}. Remove it and collect again.") from error
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise BadCheckpoint(
+            f"{file} is no file of trajectories, or a part of one: {error}. Remove it and collect again."
+        ) from error
     # A place keeps its token until it changes: carry the last change forward.
     states = np.repeat(first[:, None], steps + 1, 1)
     for step in range(1, steps + 1):

@@ -1,0 +1,195 @@
+"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--weights NAME=FILE ...] [--smollm]
+
+DATA is a folder of .py files or a .jsonl[.xz] corpus; prompts are 64 tokens of its held-out documents, 96 more are decoded
+greedily. `--weights` adds models made by other recipes, as `forerun zoo train` stores them. Writes docs/jacobi.json, the tables of
+the page and its picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import forerun
+from forerun import zoo
+from forerun.evaluate.compare import machine, parses
+from forerun.evaluate.prompts import CODE
+from forerun.train.data import Corpus, documents
+from forerun.train.objectives import Autoregressive
+from forerun.zoo.storage import read
+
+DOCS = Path(__file__).parents[1] / "docs"
+GIVEN, WRITTEN, MATCHED = 64, 96, 8
+WAYS: dict[str, dict[str, Any]] = {
+    "ar": dict(method="ar"),
+    "jacobi, n = 16": dict(method="jacobi", block=16),
+    "jacobi, n = 16, no refill": dict(method="jacobi", block=16, refill=False),
+    "jacobi, n = 32": dict(method="jacobi", block=32),
+    "+ recycling": dict(method="multiblock", block=16, blocks=1, refill=True),
+    "multi-block, K = 2": dict(method="multiblock", block=16, candidates=0),
+    "multi-block + recycling": dict(method="multiblock", block=16),
+    "multi-block + recycling, K = 3, r = 0.25, 7 runs": dict(method="multiblock", block=16, blocks=3, spawn=0.25, candidates=7),
+    "lookahead": dict(method="lookahead"),
+    "lookup": dict(method="lookup"),
+}
+
+
+def held_out(source: str) -> Corpus:
+    tokenizer, parts = zoo.tokenizer(), []
+    for text, kept_back in documents(source):
+        if kept_back:
+            parts += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    tokens = np.array(parts)
+    return Corpus(tokens, tokens)
+
+
+@torch.no_grad()
+def loss(network: Any, corpus: Corpus) -> float:
+    """Nats per token on 256 windows of 256 tokens."""
+    parts = corpus.held_out(256, 256).split(16)
+    return float(np.mean([float(Autoregressive().loss(network, part)) for part in parts]))
+
+
+def decode(model: Any, prompts: list[Any], batch: int, tokens: int = WRITTEN, **how: Any) -> tuple[list[Any], float]:
+    began, results = time.perf_counter(), []
+    for i in range(0, len(prompts), batch):
+        results += model.generate(prompts[i : i + batch], max_tokens=tokens, ignore_eos=True, **how)
+    return results, time.perf_counter() - began
+
+
+def per_forward(results: list[Any]) -> tuple[float, float]:
+    """Tokens per forward over all, and the standard error of its mean over prompts."""
+    own = [r.stats.tokens / r.stats.forwards for r in results]
+    return sum(r.stats.tokens for r in results) / sum(r.stats.forwards for r in results), float(np.std(own) / math.sqrt(len(own)))
+
+
+def quality(model: Any, results: list[Any], truth: list[list[int]]) -> dict[str, float]:
+    entropies = []
+    for r in results:
+        counts = np.array(list(Counter(r.token_ids).values())) / len(r.token_ids)
+        entropies.append(float(-(counts * np.log(counts)).sum()))
+    matched = [r.token_ids[:MATCHED] == t[:MATCHED] for r, t in zip(results, truth)]
+    text = [model.decode([*r.prompt_ids, *r.token_ids]) for r in results]
+    return {"entropy": np.mean(entropies), "parses": np.mean([parses(t) for t in text]), "match": np.mean(matched)}
+
+
+def measure(name: str, network: Any, corpus: Corpus, count: int, ways: dict[str, Any], timed: bool) -> dict[str, Any]:
+    windows = corpus.held_out(count, GIVEN + MATCHED).tolist()
+    prompts, truth = [w[:GIVEN] for w in windows], [w[GIVEN:] for w in windows]
+    model = forerun.from_network(network, zoo.tokenizer(), name=name, lanes=24, max_context=256)
+    rows = []
+    for label, how in ways.items():
+        results, _ = decode(model, prompts, 24, **how)
+        tokens, error = per_forward(results)
+        row = {"way": label, "tokens/forward": tokens, "error": error}
+        if timed:
+            for batch in (1, 8):
+                some, seconds = decode(model, prompts[:8], batch, 48, **how)
+                row[f"tokens/s at {batch}"] = sum(r.stats.tokens for r in some) / seconds
+        rows.append({**row, **(quality(model, results, truth) if label == "ar" else {})})
+        print(name, row, flush=True)
+    return {"model": name, "loss": loss(network, corpus), "rows": rows}
+
+
+def smollm() -> list[dict[str, Any]]:
+    """A real model that nobody distilled, on the pieces of code that `forerun compare` uses."""
+    model, rows = forerun.load("smollm", lanes=8, max_context=512), []
+    for label in ("ar", "jacobi, n = 16", "+ recycling", "multi-block + recycling", "lookahead", "lookup"):
+        results, seconds = decode(model, CODE, 1, 48, **WAYS[label])
+        batched, together = decode(model, CODE, 8, 48, **WAYS[label])
+        rates = {
+            f"tokens/s at {b}": sum(r.stats.tokens for r in x) / s for b, x, s in ((1, results, seconds), (8, batched, together))
+        }
+        rows.append({"way": label, "tokens/forward": per_forward(results)[0], **rates})
+        print("smollm", rows[-1], flush=True)
+    return rows
+
+
+def tables(report: dict[str, Any]) -> str:
+    lines = ["| model | held-out loss | jacobi, n = 16 | + recycling | entropy | parses | next 8 tokens right |", "|---" * 7 + "|"]
+    for found in report["models"]:
+        rows = {row["way"]: row for row in found["rows"]}
+        cells = [f"{rows[way]['tokens/forward']:.2f} ± {rows[way]['error']:.2f}" for way in ("jacobi, n = 16", "+ recycling")]
+        own = rows["ar"]
+        cells += [f"{own['entropy']:.2f}", f"{own['parses']:.0%}", f"{own['match']:.0%}"]
+        lines.append(f"| {found['model']} | {found['loss']:.3f} | {' | '.join(cells)} |")
+    for found in report["models"][:2]:
+        lines += ["", f"| {found['model']} | tokens/forward | tokens/s, batch 1 | over ar | batch 8 | over ar |", "|---" * 6 + "|"]
+        plain = found["rows"][0]
+        for row in found["rows"]:
+            rates = "".join(
+                f" {row[f'tokens/s at {b}']:.0f} | {row[f'tokens/s at {b}'] / plain[f'tokens/s at {b}']:.2f} |" for b in (1, 8)
+            )
+            lines.append(f"| {row['way']} | {row['tokens/forward']:.2f} ± {row['error']:.2f} |{rates}")
+    if report["smollm"]:
+        lines += [
+            "",
+            "| SmolLM2-135M, not distilled | tokens/forward | tokens/s, batch 1 | over ar | batch 8 | over ar |",
+            "|---" * 6 + "|",
+        ]
+        plain = report["smollm"][0]
+        for row in report["smollm"]:
+            rates = "".join(
+                f" {row[f'tokens/s at {b}']:.1f} | {row[f'tokens/s at {b}'] / plain[f'tokens/s at {b}']:.2f} |" for b in (1, 8)
+            )
+            lines.append(f"| {row['way']} | {row['tokens/forward']:.2f} |{rates}")
+    return "\n".join([*lines, "", f"`python bench/jacobi.py DATA --count {report['count']} --smollm`: {report['machine']}."])
+
+
+def draw(report: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for way, mark in (("jacobi, n = 16", "o"), ("+ recycling", "^")):
+        for found in report["models"]:
+            row = next(r for r in found["rows"] if r["way"] == way)
+            axes.errorbar(found["loss"], row["tokens/forward"], yerr=row["error"], marker=mark, color="C0" if mark == "o" else "C1")
+            if mark == "^":
+                axes.annotate(
+                    found["model"], (found["loss"], row["tokens/forward"]), (4, 4), textcoords="offset points", fontsize=8
+                )
+    axes.set(
+        xlabel="held-out loss, nats per token",
+        ylabel="tokens per forward",
+        title="circles: Jacobi, n = 16; triangles: with recycling",
+    )
+    figure.savefig(DOCS / "jacobi.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data")
+    parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--weights", nargs="*", default=[])
+    parser.add_argument("--smollm", action="store_true")
+    arguments = parser.parse_args()
+    corpus = held_out(arguments.data)
+    models = [
+        measure(f"zoo:{name}", zoo.load(name, torch.float32, "cpu")[0], corpus, arguments.count, WAYS, timed=True)
+        for name in ("ar", "consistency")
+    ]
+    few = {way: WAYS[way] for way in ("ar", "jacobi, n = 16", "+ recycling")}
+    for one in arguments.weights:
+        name, _, file = one.partition("=")
+        models.append(measure(name, read(Path(file), torch.float32), corpus, arguments.count, few, timed=False))
+    report = {"machine": machine(), "count": arguments.count, "models": models, "smollm": smollm() if arguments.smollm else []}
+    (DOCS / "jacobi.json").write_text(json.dumps(report, indent=1))
+    draw(report)
+    page = DOCS / "jacobi.md"
+    before, rest = page.read_text().split("<!-- table -->", 1)
+    page.write_text(f"{before}<!-- table -->\n\n{tables(report)}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
+
+
+if __name__ == "__main__":
+    main()

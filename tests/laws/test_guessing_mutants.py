@@ -1,0 +1,127 @@
+"""Planted mistakes in guessing and recycling, each of which the certification must catch."""
+
+import pytest
+import torch
+
+import forerun.accept
+import forerun.drafters.recycled as recycled
+import forerun.methods.jacobi as jacobi_file
+import forerun.methods.multiblock as multiblock_file
+from forerun.accept import descend, iteration
+from forerun.backbones.table import TableBackbone
+from forerun.engine.serve import NoOutcome
+from forerun.evaluate.enumerate import certify_case
+from forerun.families.causal import Causal
+from forerun.rows import HI, HORIZON, LO, Plan
+from tests.laws.test_mutants import caught
+
+TARGET = TableBackbone(vocab=3, seed=1)
+RECYCLING = {"block": 3, "blocks": 2, "spawn": 0.0, "candidates": 3}
+
+
+RUNS = [(2, 0, 1), (0, 2, 2), (0, 0), (1, 1)]
+
+
+@pytest.fixture(autouse=True)
+def something_to_recycle(monkeypatch):
+    """In so short texts little is recycled: let there always be something."""
+    monkeypatch.setattr(recycled.Pool, "after", lambda pool, token: RUNS)
+
+
+def certificate(method="multiblock"):
+    own = RECYCLING if method == "multiblock" else {"block": 2}
+    return certify_case(method, TARGET, [0, 1, 0], eos=(1,), method_options=own, max_tokens=4, temperature=1.0)
+
+
+def refused():
+    """By the certificate, or already by the engine, which draws from no law without mass."""
+    try:
+        return caught(certificate())
+    except NoOutcome:
+        return True
+
+
+def test_without_a_mutant_the_checks_pass():
+    assert certificate().holds and certificate("jacobi").holds
+
+
+def test_a_token_that_may_be_one_of_the_tree_again_is_caught(monkeypatch):
+    monkeypatch.setattr(forerun.accept, "residual", lambda p, q: p)
+    assert caught(certificate()) and caught(certificate("jacobi"))
+
+
+def test_leaving_the_tree_as_if_nothing_led_on_is_caught(monkeypatch):
+    def wrong(x, parent, p, sample):
+        return descend(x, torch.zeros_like(parent), p, sample)
+
+    monkeypatch.setattr(multiblock_file, "descend", wrong)
+    assert caught(certificate())
+
+
+def test_brothers_that_are_alike_are_caught(monkeypatch):
+    """Two tails that begin with the same token count its probability twice."""
+
+    def doubled(chain, runs, count, longest):
+        found = tails(chain, runs, count, longest)
+        return [*found, *found]
+
+    tails = recycled.tails
+    monkeypatch.setattr(multiblock_file, "tails", doubled)
+    assert caught(certificate())
+
+
+def test_a_tail_that_sees_the_whole_chain_is_caught(monkeypatch):
+    original = Causal.branches
+
+    def wrong(seq, chain, tails):
+        plan = original(seq, chain, tails)
+        rows = plan.rows.copy()
+        rows[HORIZON, len(seq.text) + len(chain) :] = len(seq.text) + len(chain)
+        return Plan(rows, plan.reads, plan.stored)
+
+    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
+    assert caught(certificate())
+
+
+def test_a_tail_that_does_not_see_itself_is_caught(monkeypatch):
+    original = Causal.branches
+
+    def wrong(seq, chain, tails):
+        plan = original(seq, chain, tails)
+        rows = plan.rows.copy()
+        rows[LO, len(seq.text) + len(chain) :] = rows[HI, len(seq.text) + len(chain) :]
+        return Plan(rows, plan.reads, plan.stored)
+
+    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
+    assert caught(certificate())
+
+
+def test_tails_that_are_remembered_as_text_are_caught(monkeypatch):
+    original = Causal.branches
+
+    def wrong(seq, chain, tails):
+        plan = original(seq, chain, tails)
+        rows = plan.rows.copy()
+        n = len(seq.text) + len(chain)
+        rows[HORIZON, n:], rows[LO, n:], rows[HI, n:] = range(n + 1, rows.shape[1] + 1), 0, 0
+        return Plan(rows, plan.reads, rows.shape[1])
+
+    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
+    assert caught(certificate())
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_laws_of_other_nodes_are_caught(monkeypatch, shift):
+    monkeypatch.setattr(multiblock_file, "descend", lambda x, up, p, sample: descend(x, up, p.roll(shift, 1), sample))
+    assert refused()
+
+
+def test_a_guess_that_is_drawn_is_caught(monkeypatch):
+    """A guess may look at nothing that is drawn with what judges it: here a token that was drawn is guessed and taken unseen."""
+
+    def wrong(x, p, sample):
+        n, token, *said = iteration(x, p, sample)
+        return (torch.full_like(n, x.shape[1]), token, *said)
+
+    monkeypatch.setattr(jacobi_file, "iteration", wrong)
+    assert caught(certificate("jacobi"))
