@@ -41,10 +41,11 @@ def main() -> None:
     console.print(picture(filler.infill(HOLES)), highlight=False)
     console.print("\n[bold]What each method costs[/] (forerun compare):\n")
     with console.status("taking turns …"):
-        diffusion = forerun.load("zoo:masked")
+        diffusion, distilled = forerun.load("zoo:masked"), forerun.load("zoo:consistency")
         contestants = [
-            *entries(model, None, "zoo:drafter"),
-            Entry(model, "specdiff", {"draft": filler}),
+            *entries(model, ["ar", "lookup", "lookahead", "speculative"], "zoo:drafter"),
+            Entry(model, "specdiff", {"draft": diffusion}),
+            *entries(distilled, ["ar", "jacobi", "multiblock"]),
             *entries(filler, ["sequential", "assd"]),
             *(Entry(diffusion, method, {"cache": "dual"}) for method in ("stepwise", "ssd")),
         ]

@@ -14,7 +14,14 @@ import forerun
 from forerun.checkpoints import tiny
 
 PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
-METHODS = {"ar": {}, "lookup": {"k": 4}, "speculative": {"k": 3}}
+METHODS = {
+    "ar": {},
+    "lookup": {"k": 4},
+    "speculative": {"k": 3},
+    "jacobi": {"block": 5},
+    "multiblock": {"block": 5, "blocks": 3, "spawn": 0.0},
+    "lookahead": {"window": 4},
+}
 SAMPLINGS = {"greedy": {}, "sampled": dict(temperature=0.8, top_p=0.9, frequency_penalty=0.3, seed=5)}
 CASES = list(itertools.product(tiny.ARCHITECTURES, METHODS, SAMPLINGS, ("float32", "float64")))
 

@@ -1,6 +1,7 @@
 """What users see: prompts in every form, sampling parameters end to end, streaming, clear errors."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -322,15 +323,21 @@ class TestBadInput:
     def test_speculation_without_a_draft(self, tiny_model):
         self.refused(BadOption, ["needs draft=", "'lookup'"], lambda: tiny_model.generate("x", method="speculative"))
 
-    def test_a_draft_with_another_tokenizer_names_both(self, tiny_model):
-        other = fresh(seed=3)
-        other.name, other.vocab = "other", 100
-        self.refused(
-            TokenizerMismatch, ["'other'", tiny_model.name], lambda: tiny_model.generate("x", method="speculative", draft=other)
+    def test_a_draft_with_other_words_names_both(self, tiny_model):
+        other = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="other", lanes=1)
+        names = [f"<{i}>" for i in range(other.vocab)]
+        other.tokenizer = SimpleNamespace(
+            get_vocab=lambda: {name: i for i, name in enumerate(names)}, batch_decode=lambda ids, **_: [names[i] for [i] in ids]
         )
-        renamed = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="renamed", lanes=1)
-        renamed.tokenizer.add_tokens(["<extra>"])
-        self.refused(TokenizerMismatch, ["'renamed'"], lambda: tiny_model.generate("x", method="speculative", draft=renamed))
+        said = ["'other'", tiny_model.name, "share only 0"]
+        self.refused(TokenizerMismatch, said, lambda: tiny_model.generate("x", method="speculative", draft=other))
+
+    def test_a_draft_with_a_few_more_tokens_drafts(self, tiny_model):
+        longer = forerun.from_network(tiny.build("llama", 0, torch.float32), tiny.tokenizer(), name="longer", lanes=1)
+        longer.tokenizer.add_tokens(["<extra>"])
+        plain = tiny_model.generate("x", max_tokens=12, ignore_eos=True)
+        fast = tiny_model.generate("x", method="speculative", draft=longer, max_tokens=12, ignore_eos=True)
+        assert fast.token_ids == plain.token_ids and fast.stats.forwards < plain.stats.forwards
 
     def test_a_prompt_longer_than_the_context(self, tiny_model):
         self.refused(BadOption, ["200 tokens", "160"], lambda: tiny_model.generate([1] * 200))

@@ -3,14 +3,18 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import forerun.methods.speculative as speculative_file
 from forerun.cli import app
+from forerun.engine.pack import Batch
+from forerun.engine.serve import Work
 from forerun.errors import BadOption
 from forerun.evaluate.compare import Entry, compare, entries, law_p_value, parses
+from forerun.rows import Plan, causal_rows
 from tests.conftest import PROMPTS, fresh, model
 
 runner = CliRunner()
@@ -54,6 +58,21 @@ def test_above_temperature_zero_the_law_is_tested():
     assert row.equals_reference is None and row.p_value > 0.01
     cold = m.generate(PROMPTS, max_tokens=60, temperature=0.3, ignore_eos=True)
     assert law_p_value(m, cold, 1.0) < 1e-3
+
+
+def test_arithmetic_and_traffic_are_counted_from_what_ran():
+    m = fresh()
+    plain, drafted = compare(
+        [Entry(m, "ar"), Entry(m, "speculative", {"draft": model("llama", seed=1), "k": 3})], PROMPTS[:2], max_tokens=6, rounds=1
+    )
+    parameters = m.backbone.cost
+    assert plain.mflops_per_token > 2 * parameters / 1e6 and plain.mbytes_per_token >= 4 * parameters / 1e6
+    assert plain.draft_mflops is None and drafted.draft_mflops > 2 * 2 * parameters / 1e6
+    assert drafted.mflops_per_token > plain.mflops_per_token
+    work = Work()
+    plan = Plan(causal_rows(np.arange(5)), [np.array([4])], 5)
+    work.add(Batch([(0, plan, 3)], 10, torch.device("cpu")))
+    assert vars(work) == {"rows": 2, "pairs": 10, "slots": 5, "forwards": 1}
 
 
 def test_methods_that_need_a_draft_take_part_if_there_is_one():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from forerun import zoo
-from forerun.errors import BadOption
+from forerun.errors import BadCheckpoint, BadOption
 from forerun.train import distil, samples
 from forerun.train.data import Corpus, Mixed
 from forerun.train.distil import DistilDrafter
@@ -65,11 +65,13 @@ def test_the_teachers_text_is_written_once_chunk_by_chunk(tmp_path, monkeypatch)
     tokens = np.arange(8, 208) % 250
     source = Corpus(tokens, tokens)
     file = samples.write_samples(network("llama"), source, 10, 16, (0.0, 1.0), 3, tmp_path)
-    assert np.load(file)["tokens"].shape == (10, 16) and ["temperature" in how for how in calls] == [False, True, False]
+    assert np.load(file)["tokens"].shape == (10, 16) and ["temperature" in how for how in calls] == [False, True] * 3
     (tmp_path / "samples.npz").unlink()
     (tmp_path / "chunk1.npy").unlink()
     again = samples.write_samples(network("llama"), source, 10, 16, (0.0, 1.0), 3, tmp_path)
-    assert len(calls) == 4 and np.load(again)["tokens"].shape == (10, 16)
+    assert len(calls) == 8 and np.load(again)["tokens"].shape == (10, 16)
+    with pytest.raises(BadCheckpoint, match="differs in length"):
+        samples.write_samples(network("llama"), source, 10, 12, (0.0, 1.0), 3, tmp_path)
 
 
 def test_a_share_of_every_batch_is_written_text():

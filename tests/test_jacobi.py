@@ -146,6 +146,22 @@ def test_a_model_that_fills_blanks_only_is_refused_by_name():
         model("masked").generate([1], method="multiblock")
 
 
+@pytest.mark.parametrize("start", ["repeat", "text", "random"])
+def test_a_model_that_needs_no_prompt_guesses_from_nothing(start):
+    m = model("any-subset", torch.float64)
+    plain = m.generate("", method="sequential", max_tokens=6)
+    assert m.generate("", method="jacobi", start=start, max_tokens=6).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    "how", [dict(method="multiblock", block=6), dict(method="lookahead"), dict(method="jacobi", block=6)], ids=str
+)
+def test_rejected_guesses_count_in_the_statistics(how):
+    stats = model("llama", torch.float64).generate(PROMPTS[0], max_tokens=60, ignore_eos=True, **how).stats
+    assert 0 < stats.acceptance_rate < 1 and 0 in stats.acceptance_histogram
+    assert 1 <= stats.acceptance_length <= 60 / stats.forwards + 1
+
+
 def test_a_pool_gives_the_latest_first_and_none_twice():
     pool = Pool(longest=3, per_key=2)
     pool.add([1, 2, 3, 4, 5])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import forerun
-from forerun.errors import BadCheckpoint, BadOption
+from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.train import trajectories
 from forerun.train.consistency import Consistency, Written
 from forerun.train.loop import train
@@ -73,10 +73,14 @@ def test_an_interrupted_collection_goes_on_and_several_processes_share_it(tmp_pa
 
 def test_files_of_another_model_and_damaged_ones_are_refused(tmp_path):
     collect(network("llama"), PROMPTS, 2, 4, "repeat", tmp_path)
-    with pytest.raises(BadCheckpoint, match="differ in model"):
+    with pytest.raises(BadCheckpoint, match="differs in model"):
         collect(network("llama", seed=1), PROMPTS, 2, 4, "repeat", tmp_path)
-    with pytest.raises(BadCheckpoint, match="differ in blocks"):
+    with pytest.raises(BadCheckpoint, match="differs in blocks"):
         collect(network("llama"), PROMPTS, 3, 4, "repeat", tmp_path)
+    with pytest.raises(BadCheckpoint, match="differs in prompts"):
+        collect(network("llama"), PROMPTS + 1, 2, 4, "repeat", tmp_path)
+    with pytest.raises(NotAble, match="gpt_neo"):
+        collect(network("gpt_neo"), PROMPTS, 2, 4, "repeat", tmp_path / "neo")
     file = tmp_path / "chunk0.npz"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(BadCheckpoint, match="or a part of one"):

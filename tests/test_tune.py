@@ -66,6 +66,7 @@ def test_jacobi_is_tuned_drawn_and_refused_above_temperature_0(tmp_path):
     assert (tmp_path / "t.png").stat().st_size > 1000
     assert "greedily" in str(run("tune", "jacobi", "--temperature", 1).exception)
     assert "needs --draft" in str(run("tune", "specdiff").exception)
+    assert "rounds=0" in str(run("tune", "jacobi", "--rounds", 0).exception)
     assert "jacobi" in str(run("tune", "jacobian").exception)
 
 
@@ -98,6 +99,10 @@ def test_ssd_reaches_no_further_than_its_limit():
     assert one.tokens == 16 and one.rounds <= ssd.stats.forwards
     with pytest.raises(NotAble, match="no masked model"):
         ssd_limit(model(), [[1]])
+    with pytest.raises(BadOption, match="block=0"):
+        ssd_limit(m, [prompt], block=0)
+    with pytest.raises(BadOption, match="cache"):
+        ssd_limit(m, [prompt], cache="all")
     rows = json.loads(run("analyse", "ssd-limit", "--max-tokens", 4, "--json").stdout)
     assert len(rows) == 15 and all(0 <= row["reduction"] <= row["bound"] + 1e-9 for row in rows)
 

@@ -51,16 +51,16 @@ def descend(x_BN: Tensor, parent_BN: Tensor, p_BLV: Tensor, sample: Sample) -> t
     Node 0 is the text as it is, and node i the tree's token i - 1 after its parent, whose number is smaller; p holds the law of
     what follows each of the L = N + 1 nodes. Drawing token after token from p, one leaves the tree somewhere: the law of where has
     a closed form, so it takes one draw, and the token there another. Brothers must differ. Then follow what the model thinks
-    likeliest after every node.
+    likeliest after every node, and in any further rows of p.
     """
     there_BN = x_BN >= 0
     up_BN = parent_BN.clamp(min=0)
-    step_BN = p_BLV.gather(1, up_BN[..., None].expand(-1, -1, p_BLV.shape[-1])).gather(-1, x_BN.clamp(min=0)[..., None])[..., 0]
-    step_BN = torch.where(there_BN, step_BN, 0)
+    row_B = torch.arange(len(x_BN), device=x_BN.device)
+    step_BN = torch.where(there_BN, p_BLV[row_B[:, None], up_BN, x_BN.clamp(min=0)], 0)
     reached_BL = path_products(step_BN, up_BN)
     into_BL = torch.zeros_like(reached_BL).scatter_add_(1, up_BN, step_BN)
     node_B = sample(reached_BL * (1 - into_BL).clamp(min=0))
-    own_BV = p_BLV[torch.arange(len(node_B), device=node_B.device), node_B]
+    own_BV = p_BLV[row_B, node_B]
     taken_BN = there_BN & (up_BN == node_B[:, None])
     taken_BV = torch.zeros_like(own_BV).scatter_reduce_(1, x_BN.clamp(min=0), taken_BN.to(own_BV.dtype), "amax")
     return node_B, sample(residual(own_BV, taken_BV)), *p_BLV.argmax(-1).unbind(1)

@@ -305,6 +305,10 @@ class Model:
         small = self.draft_model(name)
         if Conditional not in small.family.answers:
             raise NotAble(f"first_draft={small.name!r} (family '{small.family.name}') must be a left-to-right model, or 'lookup'.")
+        if small.context < self.context:
+            raise NotAble(
+                f"first_draft={small.name!r} has a context of {small.context}: load '{self.name}' with max_context=, as much."
+            )
         return ModelDrafter(Questions(*self._draft_hosts[small], drafting=True))
 
     def draft_model(self, draft: Any, wish: Wish | None = None) -> Model:

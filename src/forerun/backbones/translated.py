@@ -8,6 +8,7 @@ by.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from forerun.engine.pack import Batch
 from forerun.errors import TokenizerMismatch
+from forerun.rows import TOKEN, Plan
 
 LEAST_SHARED = 0.1  # of the target's tokens; with fewer, a draft would hardly ever be right
 
@@ -28,13 +30,21 @@ class TranslatedBackbone:
         self.theirs_V = theirs_V.to(self.device)
         known_V = self.theirs_V.clamp(min=0)  # what has no name over there reads as token 0
         self.into = torch.cat([known_V, known_V.new_tensor([mask if mask is not None else 0])])
+        self._into = self.into.cpu().numpy()
         self.bytes_per_lane, self.make_slots = backbone.bytes_per_lane, backbone.make_slots
 
     def forward(self, batch: Batch, slots: Any) -> Tensor:
         theirs = copy.copy(batch)
         theirs.tokens_T = self.into[batch.tokens_T]
+        theirs.segments = [replace(s, plan=self._plan(s.plan)) for s in batch.segments]
         logits_RV = self.backbone.forward(theirs, slots)[:, self.into[:-1]]
         return logits_RV.masked_fill(self.theirs_V < 0, -torch.inf)
+
+    def _plan(self, plan: Plan) -> Plan:
+        """A network may look at the tokens of rows that need not run: SEDD counts masks."""
+        rows = plan.rows.copy()
+        rows[TOKEN] = self._into[rows[TOKEN]]
+        return replace(plan, rows=rows)
 
 
 def translated(target: Any, draft: Any) -> tuple[Any, Any]:
@@ -43,6 +53,11 @@ def translated(target: Any, draft: Any) -> tuple[Any, Any]:
     same = ours is None or theirs is None or ours.get_vocab() == theirs.get_vocab()
     if same and target.vocab == draft.vocab:
         return draft.family, draft.backbone
+    if (ours is None) != (theirs is None) and abs(target.vocab - draft.vocab) > 1:
+        raise TokenizerMismatch(
+            f"draft '{draft.name}' ({draft.vocab} tokens) and target '{target.name}' ({target.vocab} tokens): one of them has no "
+            f"tokenizer, so nobody knows whether their tokens mean the same."
+        )
     mask = getattr(draft.family, "mask_token", None)
     if mask is not None and not hasattr(draft.family, "masked_as"):
         raise TokenizerMismatch(f"draft '{draft.name}' has other tokens than '{target.name}', and its mask cannot be translated.")

@@ -31,6 +31,6 @@ def train(name: str, data: str | None, out: str) -> None:
     from forerun.train.recipe import read
     from forerun.zoo.build import make
 
-    with bar(read(zoo.recipe(name)).steps) as report:
+    with bar(sum(read(stage).steps for stage in zoo.stages(name))) as report:
         file = make(name, data, Path(out), report)
     typer.echo(f"weights: {file}\ncurve: {Path(out) / 'curve.csv'}")

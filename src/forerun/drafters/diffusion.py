@@ -12,6 +12,7 @@ from forerun.accept import each
 from forerun.choose import surest
 from forerun.core import Canvas, Canvases, Draft, Drafter, Marginal, Scope
 from forerun.drafters.pace import pace
+from forerun.errors import BadOption
 from forerun.laws import tempered
 from forerun.parameters import check_flag, check_positive, check_whole
 
@@ -35,6 +36,8 @@ class DiffusionDrafter:
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
         check_whole("first", self.first, least=0)
+        if self.first_draft != "lookup" and not self.first:
+            raise BadOption(f"first_draft={self.first_draft!r} needs first=, the number of tokens that it drafts.")
         check_flag("keep", self.keep)
         check_flag("adapt", self.adapt)
         check_positive("draft_temperature", self.draft_temperature)

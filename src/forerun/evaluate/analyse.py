@@ -15,7 +15,7 @@ from forerun.engine.serve import Questions, Ticket
 from forerun.errors import NotAble
 from forerun.parameters import Sampling, check_whole
 from forerun.sampling import History
-from forerun.walk import Walk
+from forerun.walk import Blocks, Walk
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def ssd_limit(
             f"'{model.name}' (family '{model.family.name}') is no masked model: ssd-limit needs one, such as 'zoo:masked'."
         )
     check_whole("max_tokens", max_tokens)
+    Blocks(block=block, cache=cache)
     told = [_decisions(model, prompt, max(tops), block, cache, max_tokens) for prompt in prompts]
     return [
         Limit(n, k, sum(map(len, told)), sum(_rounds(decisions, n, k) for decisions in told)) for n in drafts for k in tops
@@ -72,11 +73,12 @@ def _rounds(decisions: list[dict[str, Any]], drafts: int, top: int) -> int:
 
 def _decisions(model: Model, prompt: Any, top: int, block: int, cache: str, max_tokens: int) -> list[dict[str, Any]]:
     """Stepwise decoding of one prompt: every decision, and what the model thought likeliest of all blanks just before it."""
-    from forerun.arguments import read_prompts
+    from forerun.arguments import read_prompts, room_after
 
     [ids], _ = read_prompts(model, prompt, None)
     if not isinstance(ids, list):
         raise ids
+    room_after(ids, max_tokens, 0, model.context, model.name)
     history = History(Sampling(temperature=0.0), np.asarray(ids), model.vocab, frozenset())
     seq = Canvas([*ids, *[BLANK] * max_tokens], history=history)
     target, found = Questions(model.family, model.host), []

@@ -21,6 +21,7 @@ from forerun.arguments import read_wish
 from forerun.errors import BadOption
 from forerun.evaluate.compare import machine
 from forerun.evaluate.latency import at, forward_seconds, knee
+from forerun.parameters import check_whole
 
 Report = Callable[[str], None]
 
@@ -54,6 +55,8 @@ def read(file: str) -> tuple[str, dict[str, Any]]:
 
 def speed(model: Model, prompts: Sequence[Any], max_tokens: int, rounds: int = 1, **how: Any) -> dict[str, Any]:
     """Tokens per second, per forward, and how often a drafted token that was judged was accepted, at batch 1."""
+    check_whole("rounds", rounds)
+    check_whole("max_tokens", max_tokens)
     rates = []
     for _ in range(rounds):
         began = time.perf_counter()

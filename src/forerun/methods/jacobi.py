@@ -55,6 +55,8 @@ async def jacobi(seq: Canvas, target: Conditional, block: int, start: str, refil
 def guess(seq: Canvas, ahead: Sequence[int], count: int, start: str) -> list[int]:
     """Tokens for places that nothing is known about, with `ahead` between them and the text. What looks random is a hash of the
     place: a guess must not depend on what is drawn."""
+    if not len(seq.text):
+        start = "random"  # there is nothing to repeat
     if start == "repeat":
         return [ahead[-1] if ahead else int(seq.text[-1])] * count
     first = seq.known + len(ahead)

@@ -20,7 +20,7 @@ from forerun.registry import method
 @dataclass(frozen=True)
 class Lookahead:
     window: int = field(default=10, metadata={"help": "places looked ahead at once, W"})
-    ngram: int = field(default=5, metadata={"help": "tokens of an n-gram, N; its N - 2 last iterates are kept per place"})
+    ngram: int = field(default=5, metadata={"help": "tokens of an n-gram, N; the last N - 1 iterates are kept"})
     guesses: int = field(default=10, metadata={"help": "n-grams judged per forward, G"})
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ async def lookahead(seq: Canvas, target: Branching, window: int, ngram: int, gue
         columns = [(w + 1, [row[w] for row in rows[1:]]) for w in range(width)]
         main, *answers = await target.branches(seq, rows[0][: max(width, 0)], [*judged, *columns])
         tokens, parents = tree([], judged)
-        node, token, *_ = await seq.draw(descend, tokens, parents, cat([main[:1], *answers[: len(judged)]]))
-        commit(seq, path(node, parents), token, tokens, 0, judged, 0)
-        if columns:
-            fresh = [int(answer[-1].argmax()) for answer in answers[len(judged) :]]
-            for w, new in enumerate(fresh):
-                pool.add([*(row[w] for row in rows), new])
-            rows = [*rows[1:], [*fresh, *rows[-1][len(fresh) :]]]
+        ends = [answer[-1:] for answer in answers[len(judged) :]]  # no nodes of the tree: only what is likeliest there is wanted
+        node, token, *said = await seq.draw(descend, tokens, parents, cat([main[:1], *answers[: len(judged)], *ends]))
+        commit(seq, path(node, parents), token, [], judged, 0)
+        fresh = said[len(tokens) + 1 :][: len(ends)]
+        for w, new in enumerate(fresh):
+            pool.add([*(row[w] for row in rows), new])
+        rows = [*rows[1:], [*fresh, *rows[-1][len(fresh) :]]] if fresh else rows

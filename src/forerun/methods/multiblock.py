@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import cat
@@ -69,7 +70,7 @@ async def multiblock(
         tokens, parents = tree(chain, others)
         node, token, *said = await seq.draw(descend, tokens, parents, cat(laws))  # line 7
         way = path(node, parents)
-        commit(seq, way, token, tokens, len(chain), others, len(window[0].draft))
+        commit(seq, way, token, chain, others, len(window[0].draft))
         after = said_after(node, len(way), chain, others, said)
         pool.add(chain[len(way) :])  # line 11: what was rejected, and what the model said instead
         pool.add([token, *after])
@@ -99,20 +100,24 @@ def branch_of(node: int, chain: int, others: list[Tail]) -> int:
     return branch
 
 
-def commit(seq: Canvas, way: list[int], token: int, tokens: list[int], chain: int, others: list[Tail], first: int) -> None:
+def commit(seq: Canvas, way: list[int], token: int, chain: Sequence[int], others: list[Tail], first: int) -> None:
     """Decide the tokens on the way into the tree and the one after it, each with where it came from: the first block, a block ahead
-    of it, or what was recycled."""
-    if not way and chain:
-        seq.fill([], [], "accepted", drafted=tokens[:first])
-    sources = ["recycled" if node > chain else "accepted" if node <= first else "ahead" for node in way]
-    branches = [branch_of(node, chain, others) for node in [0, *way]]
+    of it, or what was recycled. What followed on the same line is what was rejected."""
+    tokens, _ = tree(chain, others)
+    branches = [branch_of(node, len(chain), others) for node in [0, *way]]
+    node, branch = (way or [0])[-1], branches[-1]
+    line = len(chain) + sum(len(own) for _, own in others[:branch]) if branch else max(node, min(first, len(chain)))
+    rejected = tokens[node:line] or (list(others[0][1]) if others and not way else [])
+    sources = ["recycled" if node > len(chain) else "accepted" if node <= first else "ahead" for node in way]
+    if not way and rejected:
+        seq.fill([], [], "accepted", drafted=rejected)
     for source in dict.fromkeys(sources):
         places = [i for i, s in enumerate(sources) if s == source]
         own = [tokens[way[i] - 1] for i in places]
-        rejected = tokens[way[-1] : first] if source == sources[-1] else []
-        seq.fill(seq.next(len(own)), own, source, drafted=[*own, *rejected], branches=[branches[i] for i in places])
+        rest = rejected if source == sources[-1] else []
+        seq.fill(seq.next(len(own)), own, source, drafted=[*own, *rest], branches=[branches[i] for i in places])
     if not seq.done:
-        seq.fill(seq.next(1), [token], "resampled" if len(way) < chain else "bonus", branches=branches[-1:])
+        seq.fill(seq.next(1), [token], "resampled" if rejected else "bonus", branches=branches[-1:])
 
 
 def said_after(node: int, taken: int, chain: list[int], others: list[Tail], said: list[int]) -> list[int]:

@@ -97,7 +97,8 @@ async def next_draft(seq: Canvas, walk: Walk, blanks: list[int], own: Tensor, n:
     """The likeliest tokens of what is still blank, the surest first: of the block, then of the one after it."""
     if seq.done or not n:
         return []
-    *found, count = await seq.draw(ranking(worth), blanks, own)
+    still = [p if seq.canvas[p] == BLANK else -1 for p in blanks]
+    *found, count = await seq.draw(ranking(worth), still, own)
     tokens, order = found[: len(found) // 2], found[len(found) // 2 :]
     ranked = [(blanks[i], tokens[i]) for i in order if i < len(blanks) and seq.canvas[blanks[i]] == BLANK]
     return sorted(ranked, key=lambda draft: walk.number(draft[0]))[: min(n, count)]

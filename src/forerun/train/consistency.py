@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.errors import BadCheckpoint, BadOption, unknown
+from forerun.errors import BadOption, unknown
 from forerun.methods.jacobi import STARTS
 from forerun.parameters import check_between, check_whole
 from forerun.train.base import Objective
@@ -58,13 +58,10 @@ class Consistency(Objective):
         if given < 1:
             raise BadOption(f"context={context} leaves nothing to be given before {self.blocks} blocks of {self.block} tokens.")
         folder = out / "trajectories"
-        try:  # a resumed run, whose network is no longer the one that wrote them
-            found: Trajectories | None = read_folder(folder)
-        except BadCheckpoint:
-            found = collect(network, corpus.batch(0, self.sequences, given, seed), self.blocks, self.block, self.start, folder)
+        if (out / "checkpoint.pt").exists():  # a resumed run, whose network is no longer the one that wrote them
+            return Written(corpus, read_folder(folder))
+        found = collect(network, corpus.batch(0, self.sequences, given, seed), self.blocks, self.block, self.start, folder)
         assert found is not None, "one process collects them all"
-        if found.block != self.block or found.states_SJL.shape[2] != self.blocks * self.block or len(found) != self.sequences:
-            raise BadCheckpoint(f"{folder} holds trajectories of another recipe: choose another folder, or remove it.")
         return Written(corpus, found)
 
     def prepare(self, batch: Any, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
@@ -82,10 +79,13 @@ class Consistency(Objective):
         return tuple(torch.from_numpy(a) for a in arrays)
 
     def _ratios(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """The share of noisy tokens that each block should have, [B, N]; every sequence begins its window somewhere else."""
+        """The share of noisy tokens that each block should have, [B, N]: from none to all within a window (the paper stops one
+        step short of all); every sequence begins its window somewhere else."""
         if self.schedule == "random":
             return rng.random((size, self.blocks))
-        place = (np.arange(self.blocks) + rng.integers(0, self.window, (size, 1))) % self.window
+        # Where the mask knows windows, noise and mask must agree on where they begin.
+        offset_B1 = 0 if self.context == "window" else rng.integers(0, self.window, (size, 1))
+        place = (np.arange(self.blocks) + np.zeros((size, 1), int) + offset_B1) % self.window
         ratio = place / max(1, self.window - 1)
         return ratio if self.schedule == "progressive" else 1 - ratio
 

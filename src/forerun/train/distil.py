@@ -76,18 +76,20 @@ class DistilDrafter(Masked):
         plain_BL, taught_BL = masked_BL & ~draft_B[:, None], masked_BL & draft_B[:, None]
         total = (F.cross_entropy(logits_BLV[plain_BL], tokens_BL[plain_BL], reduction="none") * weight_BL[plain_BL]).sum()
         if draft_B.any():
-            p_MV = self._target_laws(tokens_BL[draft_B], masked_BL[draft_B])
+            p_MV = self._target_laws(tokens_BL[draft_B], masked_BL[draft_B], logits_BLV.shape[-1])
             nats_M = F.cross_entropy(logits_BLV[taught_BL], p_MV, reduction="none")
             total = total + (nats_M * weight_BL[taught_BL]).sum()
         return total / len(tokens_BL)
 
     @torch.no_grad()
-    def _target_laws(self, tokens_BL: Tensor, drafted_BL: Tensor) -> Tensor:
-        """What the teacher says of every drafted token, given all before it: the row before a token speaks of it."""
+    def _target_laws(self, tokens_BL: Tensor, drafted_BL: Tensor, vocab: int) -> Tensor:
+        """What the teacher says of every drafted token, given all before it: the row before a token speaks of it. A student that
+        was given a mask has a token more than its teacher."""
         device = tokens_BL.device
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits_BLV = teacher(self.teacher).to(device)(tokens_BL, use_cache=False).logits
         logits_MV = logits_BLV[:, :-1][drafted_BL[:, 1:]].float()
+        logits_MV = F.pad(logits_MV, (0, max(0, vocab - logits_MV.shape[-1])), value=-1e9)[:, :vocab]
         return logits_MV.index_fill(-1, torch.tensor([self.mask_token], device=device), -1e9).softmax(-1)
 
     def held_out(self) -> Masked:

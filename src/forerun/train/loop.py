@@ -131,7 +131,9 @@ def _train(
     forward = torch.compile(network) if on_gpu else network
     objective = make(recipe.objective, recipe.options)
     with accelerator.main_process_first():
+        network.eval()
         corpus = objective.gather(corpus, accelerator.unwrap_model(network), recipe.context, recipe.seed, out)
+        network.train()
     share = recipe.batch // recipe.accumulate // accelerator.num_processes
     if share == 0:
         raise BadOption(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.errors import BadCheckpoint
 from forerun.noise import mix
 from forerun.train.data import Corpus
 
@@ -20,26 +24,36 @@ def write_samples(
     network: Any, corpus: Corpus, count: int, length: int, temperatures: Sequence[float], seed: int, folder: Path
 ) -> Path:
     """`count` sequences of `length` tokens, an eighth to a half of each given; chunk by chunk, so that it can be interrupted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    size = list(network.get_input_embeddings().weight.shape)
+    check_folder(folder, dict(count=count, length=length, temperatures=list(temperatures), seed=seed, teacher=size))
     whole = folder / "samples.npz"
     if whole.exists():
         return whole
-    folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for number in range(-(-count // CHUNK)):
         file = folder / f"chunk{number}.npy"
         if not file.exists():
             rows = min(CHUNK, count - number * CHUNK)
-            np.save(file, _chunk(network, corpus, rows, length, temperatures[number % len(temperatures)], mix(seed, number)))
+            part = file.with_suffix(".tmp.npy")
+            np.save(part, _chunk(network, corpus, rows, length, temperatures, mix(seed, number)))
+            part.replace(file)
         parts.append(np.load(file))
-    np.savez(whole, tokens=np.concatenate(parts))
+    np.savez(whole.with_suffix(".tmp.npz"), tokens=np.concatenate(parts))
+    whole.with_suffix(".tmp.npz").replace(whole)
     return whole
 
 
-def _chunk(network: Any, corpus: Corpus, rows: int, length: int, temperature: float, seed: int) -> np.ndarray:
+def _chunk(network: Any, corpus: Corpus, rows: int, length: int, temperatures: Sequence[float], seed: int) -> np.ndarray:
+    """Sequences with equally long prompts, as many at each temperature."""
     given = int(np.random.default_rng(seed).integers(max(1, length // 8), max(2, length // 2)))
+    prompts_BP = corpus.batch(0, rows, given, seed)
     torch.manual_seed(seed % 2**31)
-    how = dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0) if temperature else {}
-    return _continue(network, corpus.batch(0, rows, given, seed), length, **how).cpu().numpy().astype(np.int32)
+    written = []
+    for part_BP, temperature in zip(prompts_BP.tensor_split(len(temperatures)), temperatures):
+        how = dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0) if temperature else {}
+        written += [_continue(network, part_BP, length, **how).cpu()] if len(part_BP) else []
+    return torch.cat(written).numpy().astype(np.int32)
 
 
 def continue_greedily(network: Any, prompts_BP: Tensor, length: int) -> Tensor:
@@ -49,14 +63,39 @@ def continue_greedily(network: Any, prompts_BP: Tensor, length: int) -> Tensor:
 
 @torch.no_grad()
 def _continue(network: Any, prompts_BP: Tensor, length: int, **how: Any) -> Tensor:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prompts_BP = prompts_BP.to(device)
-    # No end token ends it: text goes on behind one, as it does in the corpus.
-    return network.to(device).generate(
-        prompts_BP,
-        attention_mask=torch.ones_like(prompts_BP),
+    from transformers import GenerationConfig
+
+    # Nothing of the checkpoint's own settings: a repetition penalty would make it another law. And no end token ends the text: it
+    # goes on behind one, as it does in the corpus.
+    settings = GenerationConfig(
         max_new_tokens=length - prompts_BP.shape[1],
         eos_token_id=network.config.vocab_size,
         pad_token_id=0,
         **{"do_sample": False, **how},
     )
+    prompts_BP = prompts_BP.to(device())
+    return network.to(device()).generate(prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=settings)
+
+
+def device() -> torch.device:
+    """Where this process computes: of several, each has a GPU of its own."""
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+
+
+def digest(tokens: Tensor) -> str:
+    return hashlib.sha256(tokens.cpu().numpy().astype(np.int64).tobytes()).hexdigest()[:16]
+
+
+def check_folder(folder: Path, made_by: dict[str, Any]) -> None:
+    """Refuse a folder whose files were made otherwise; say in a new one how they are made."""
+    file = folder / "made_by.json"
+    if not file.exists():
+        part = folder / f"made_by.{os.getpid()}.tmp"
+        part.write_text(json.dumps(made_by))
+        part.replace(file)
+    before = json.loads(file.read_text())
+    changed = [key for key, value in made_by.items() if before.get(key) != value]
+    if changed:
+        raise BadCheckpoint(
+            f"{folder} was made otherwise (it differs in {', '.join(changed)}): choose another folder, or remove it."
+        )

@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.errors import BadCheckpoint
+from forerun.errors import BadCheckpoint, NotAble
 from forerun.methods.jacobi import STARTS
-from forerun.train.samples import continue_greedily
+from forerun.train.samples import check_folder, continue_greedily, digest
 
 CHUNK = 512  # sequences per file, and what an interruption loses at most
+TOGETHER = 64  # sequences per forward
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,13 @@ def block_mask(given: int, blocks: int, block: int, context: str, window: int = 
     return torch.cat([top, torch.cat([sees_text, sees_guess], 1)])
 
 
-def packed_logits(network: Any, text_BL: Tensor, guess_BG: Tensor, mask_RR: Tensor) -> Tensor:
-    """[B, R, V]: what follows every row of the text and of the guesses, in one forward."""
+def packed_logits(network: Any, text_BL: Tensor, guess_BG: Tensor, mask_RR: Tensor, last: int = 0) -> Tensor:
+    """[B, R, V]: what follows every row of the text and of the guesses, in one forward; of the `last` rows only, if given."""
+    attention = getattr(network.config, "_attn_implementation", None)
+    if attention != "sdpa":  # others would add the mask to the scores, or have one of their own
+        raise NotAble(
+            f"blocks side by side need a network with sdpa attention; this one ({network.config.model_type}) has {attention}."
+        )
     length, guesses = text_BL.shape[1], guess_BG.shape[1]
     places = torch.arange(length, device=text_BL.device)
     return network(
@@ -106,12 +112,18 @@ def packed_logits(network: Any, text_BL: Tensor, guess_BG: Tensor, mask_RR: Tens
         position_ids=torch.cat([places, places[length - guesses :]])[None].expand(len(text_BL), -1),
         attention_mask=mask_RR[None, None].expand(len(text_BL), 1, -1, -1),
         use_cache=False,
+        logits_to_keep=last,
     ).logits
 
 
 @torch.no_grad()
 def states(network: Any, text_BL: Tensor, given: int, block: int, start: str, seed: int) -> Tensor:
-    """[B, J + 1, N n]: Jacobi iteration of all blocks of a greedy text at once."""
+    """[B, J + 1, N n]: Jacobi iteration of all blocks of greedy texts at once, some texts at a time."""
+    parts = text_BL.split(TOGETHER)
+    return torch.cat([_states(network, part, given, block, start, seed + i) for i, part in enumerate(parts)])
+
+
+def _states(network: Any, text_BL: Tensor, given: int, block: int, start: str, seed: int) -> Tensor:
     final_BG = text_BL[:, given:]
     blocks = final_BG.shape[1] // block
     mask_RR = block_mask(given, blocks, block, "clean").to(text_BL.device)
@@ -119,7 +131,7 @@ def states(network: Any, text_BL: Tensor, given: int, block: int, start: str, se
     guess_BG = first_guess(text_BL, given, block, start, seed, network.config.vocab_size)
     found = [guess_BG]
     for step in range(1, block + 1):
-        said_BG = packed_logits(network, text_BL, guess_BG, mask_RR)[:, text_BL.shape[1] - 1 : -1].argmax(-1)
+        said_BG = packed_logits(network, text_BL, guess_BG, mask_RR, last=guess_BG.shape[1] + 1)[:, :-1].argmax(-1)
         # After j steps j tokens are right; rounding must not say otherwise. The first of a block follows the text alone.
         guess_BG = torch.where(offset_G < step, final_BG, said_BG)
         found.append(guess_BG)
@@ -127,7 +139,7 @@ def states(network: Any, text_BL: Tensor, given: int, block: int, start: str, se
 
 
 def first_guess(text_BL: Tensor, given: int, block: int, start: str, seed: int, vocab: int) -> Tensor:
-    """What a block is before anything is known of it, as `methods.jacobi.guess` says."""
+    """What a block is before anything is known of it: the kinds of guesses that `methods.jacobi.guess` makes."""
     assert start in STARTS
     size, guesses = len(text_BL), text_BL.shape[1] - given
     before_G = given + torch.arange(guesses) // block * block  # tokens before each guess's block
@@ -155,8 +167,8 @@ def collect(
     missing."""
     folder.mkdir(parents=True, exist_ok=True)
     count, given = prompts_SP.shape
-    made_by = dict(count=count, given=given, blocks=blocks, block=block, start=start, model=fingerprint(network))
-    check_folder(folder, made_by)
+    made_by = dict(count=count, given=given, blocks=blocks, block=block, start=start)
+    check_folder(folder, {**made_by, "model": fingerprint(network), "prompts": digest(prompts_SP)})
     files = [folder / f"chunk{number}.npz" for number in range(-(-count // CHUNK))]
     for number in range(share[0], len(files), share[1]):
         if not files[number].exists():
@@ -182,17 +194,6 @@ def read_folder(folder: Path) -> Trajectories:
     )
 
 
-def check_folder(folder: Path, made_by: dict[str, Any]) -> None:
-    """Refuse a folder that holds trajectories of another model or another kind."""
-    file = folder / "made_by.json"
-    if not file.exists():
-        file.write_text(json.dumps(made_by))
-    before = json.loads(file.read_text())
-    changed = [key for key, value in made_by.items() if before.get(key) != value]
-    if changed:
-        raise BadCheckpoint(f"{folder} holds other trajectories (they differ in {', '.join(changed)}): choose another folder.")
-
-
 def fingerprint(network: Any) -> str:
     """Tells one network from another by a few of its weights."""
     weight = network.get_input_embeddings().weight.detach()
@@ -201,7 +202,8 @@ def fingerprint(network: Any) -> str:
 
 def write(file: Path, text_BL: Tensor, states_BJG: Tensor, given: int) -> None:
     """Only what changed: the first state, and then which places of which state became what."""
-    states, small = states_BJG.numpy(), np.uint16 if int(states_BJG.max()) < 1 << 16 else np.uint32
+    states, largest = states_BJG.numpy(), max(int(states_BJG.max()), int(text_BL.max()))
+    small = np.uint16 if largest < 1 << 16 else np.uint32
     where = np.argwhere(states[:, 1:] != states[:, :-1]).astype(np.uint16)
     tokens = states[:, 1:][tuple(where.T.astype(int))].astype(small)
     part = file.with_suffix(".tmp.npz")

@@ -40,9 +40,12 @@ def train_tokenizer(source: str | None, file: Path, vocab: int = VOCAB) -> None:
 def make(name: str, source: str | None, out: Path, report: Callable[[dict[str, Any]], None] = lambda row: None) -> Path:
     """Train one model of the zoo, stage by stage, and write its weights in the form that is shipped."""
     corpus = tokenise(source, zoo.tokenizer(), out.parent / "tokens.npz")
-    network = None
-    for number, file in enumerate(zoo.stages(name)):
-        network = train(read(file), corpus, out / f"stage{number + 1}", network=network, report=report)
+    network, done = None, 0
+    for number, file in enumerate(zoo.stages(name), 1):
+        recipe, before = read(file), done
+        folder = out if number == 1 else out / f"stage{number}"
+        move = lambda row, before=before: report({**row, "step": before + row["step"]})  # noqa: E731
+        network, done = train(recipe, corpus, folder, network=network, report=move), before + recipe.steps
     write(out / f"{name}.safetensors", network)
     return out / f"{name}.safetensors"
 
