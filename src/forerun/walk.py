@@ -46,9 +46,12 @@ class Walk:
 
     def open(self, placed: Placement = (), later: int = 0) -> list[int]:
         """Undecided blanks of the first block that has any, were some blanks filled as `placed` says; or of a `later` block."""
-        filled = {position for position, _ in placed}
-        left = [int(p) for p in self.seq.blanks if self.seq.canvas[p] == BLANK and p not in filled]
-        return [p for p in left if self.number(p) == self.number(left[0]) + later]
+        blanks = self.seq.blanks
+        undecided = self.seq.canvas[blanks] == BLANK
+        for position, _ in placed:
+            undecided[blanks.searchsorted(position)] = False
+        left = undecided.nonzero()[0]
+        return blanks[left[left // self.block == left[0] // self.block + later]].tolist()
 
     @property
     def stale(self) -> bool:

@@ -53,7 +53,11 @@ def prompt_ids(tokenizer: Any, data: str | None, prompts: str | None, count: int
     if prompts is None:
         from forerun.train.data import Corpus, documents
 
-        tokens = [t for text, _ in documents(data) for t in tokenizer(text, add_special_tokens=False).input_ids]
+        tokens: list[int] = []
+        for text, kept_back in documents(data):
+            tokens += [] if kept_back else tokenizer(text, add_special_tokens=False).input_ids
+            if len(tokens) > 4 * count * given:  # enough to choose from
+                break
         if len(tokens) < 2 * given:
             raise BadOption(f"data={data!r} has {len(tokens)} tokens, too few for prompts of {given}.")
         return Corpus(np.array(tokens), np.array(tokens)).batch(0, count, given, 0).numpy()
