@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from page import DOCS, write_tables
 
 import forerun
 from forerun.evaluate.compare import machine
 from forerun.evaluate.tasks import How, decode, scattered, scattered_canvases
 from forerun.train.data import held_out_windows
 
-DOCS = Path(__file__).parents[1] / "docs"
 REPORT = DOCS / "any-subset.json"
 HOWS = {
     "sequential": How("sequential"),
@@ -181,9 +181,7 @@ def main() -> None:
             print(name, "done", flush=True)
     if {"table", "k", "length"} <= report.keys() and arguments.json == REPORT:
         draw(report)
-        page = DOCS / "any-subset.md"
-        before, rest = page.read_text().split("<!-- table -->", 1)
-        page.write_text(f"{before}<!-- table -->\n\n{markdown(report)}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
+        write_tables("any-subset.md", markdown(report))
 
 
 if __name__ == "__main__":

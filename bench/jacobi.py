@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from page import DOCS, write_tables
 
 import forerun
 from forerun import zoo
 from forerun.evaluate.compare import machine, parses
 from forerun.evaluate.prompts import CODE
-from forerun.train.data import Corpus, documents
+from forerun.train.data import Corpus, held_out_corpus
 from forerun.train.objectives import Autoregressive
 from forerun.zoo.storage import read
 
-DOCS = Path(__file__).parents[1] / "docs"
 GIVEN, WRITTEN, MATCHED = 64, 96, 8
 WAYS: dict[str, dict[str, Any]] = {
     "ar": dict(method="ar"),
@@ -41,15 +41,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "lookahead": dict(method="lookahead"),
     "lookup": dict(method="lookup"),
 }
-
-
-def held_out(source: str) -> Corpus:
-    tokenizer, parts = zoo.tokenizer(), []
-    for text, kept_back in documents(source):
-        if kept_back:
-            parts += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    tokens = np.array(parts)
-    return Corpus(tokens, tokens)
 
 
 @torch.no_grad()
@@ -190,7 +181,7 @@ def main() -> None:
     parser.add_argument("--smollm", action="store_true")
     parser.add_argument("--times", action="store_true", help="measure only the seconds of zoo:consistency anew")
     arguments = parser.parse_args()
-    corpus = held_out(arguments.data)
+    corpus = held_out_corpus(arguments.data, zoo.tokenizer())
     if arguments.times:
         return retime(corpus)
     models = [
@@ -217,9 +208,7 @@ def retime(corpus: Corpus) -> None:
 def publish(report: dict[str, Any]) -> None:
     (DOCS / "jacobi.json").write_text(json.dumps(report, indent=1))
     draw(report)
-    page = DOCS / "jacobi.md"
-    before, rest = page.read_text().split("<!-- table -->", 1)
-    page.write_text(f"{before}<!-- table -->\n\n{tables(report)}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
+    write_tables("jacobi.md", tables(report))
 
 
 if __name__ == "__main__":

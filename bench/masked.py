@@ -11,16 +11,15 @@ import json
 import statistics
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
+
+from page import DOCS, write_tables
 
 import forerun
 from forerun import zoo
 from forerun.evaluate.analyse import ssd_limit
 from forerun.evaluate.compare import machine
 from forerun.train.data import held_out_windows
-
-DOCS = Path(__file__).parents[1] / "docs"
 
 
 def measure(model: Any, prompts: list[list[int]], timed: bool = False, **how: Any) -> dict[str, Any]:
@@ -157,9 +156,7 @@ def main() -> None:
     for row in (*report["ssd"], *report["specdiff"]):
         row.pop("outputs", None)
     (DOCS / "masked.json").write_text(json.dumps(report, indent=1))
-    page = DOCS / "masked.md"
-    before, rest = page.read_text().split("<!-- table -->", 1)
-    page.write_text(f"{before}<!-- table -->\n\n{tables(report)}\n\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")
+    write_tables("masked.md", tables(report))
 
 
 if __name__ == "__main__":

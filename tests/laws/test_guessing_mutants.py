@@ -29,7 +29,7 @@ def something_to_recycle(monkeypatch):
 
 
 def certificate(method="multiblock"):
-    own = RECYCLING if method == "multiblock" else {"block": 2}
+    own = {"multiblock": RECYCLING, "jacobi": {"block": 2}, "lookahead": {"window": 2, "ngram": 3, "guesses": 3}}[method]
     return certify_case(method, TARGET, [0, 1, 0], eos=(1,), method_options=own, max_tokens=4, temperature=1.0)
 
 
@@ -42,12 +42,12 @@ def refused():
 
 
 def test_without_a_mutant_the_checks_pass():
-    assert certificate().holds and certificate("jacobi").holds
+    assert certificate().holds and certificate("jacobi").holds and certificate("lookahead").holds
 
 
 def test_a_token_that_may_be_one_of_the_tree_again_is_caught(monkeypatch):
     monkeypatch.setattr(forerun.accept, "residual", lambda p, q: p)
-    assert caught(certificate()) and caught(certificate("jacobi"))
+    assert caught(certificate()) and caught(certificate("jacobi")) and caught(certificate("lookahead"))
 
 
 def test_leaving_the_tree_as_if_nothing_led_on_is_caught(monkeypatch):
@@ -70,43 +70,40 @@ def test_brothers_that_are_alike_are_caught(monkeypatch):
     assert caught(certificate())
 
 
-def test_a_tail_that_sees_the_whole_chain_is_caught(monkeypatch):
+def spoil_tails(monkeypatch, change):
+    """Let `change(rows of the tails, where they begin)` alter every plan that has tails; what it returns is remembered besides."""
     original = Causal.branches
 
-    def wrong(seq, chain, tails):
-        plan = original(seq, chain, tails)
-        rows = plan.rows.copy()
-        rows[HORIZON, len(seq.text) + len(chain) :] = len(seq.text) + len(chain)
-        return Plan(rows, plan.reads, plan.stored)
+    def wrong(family, seq, chain, tails):
+        plan = original(family, seq, chain, tails)
+        rows, n = plan.rows.copy(), len(seq.text) + len(chain)
+        return Plan(rows, plan.reads, plan.stored + (change(rows[:, n:], n) or 0))
 
-    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
+    monkeypatch.setattr(Causal, "branches", wrong)
+
+
+def test_a_tail_that_sees_the_whole_chain_is_caught(monkeypatch):
+    def wrong(rows, n):
+        rows[HORIZON] = n
+
+    spoil_tails(monkeypatch, wrong)
     assert caught(certificate())
 
 
 def test_a_tail_that_does_not_see_itself_is_caught(monkeypatch):
-    original = Causal.branches
+    def wrong(rows, n):
+        rows[LO] = rows[HI]
 
-    def wrong(seq, chain, tails):
-        plan = original(seq, chain, tails)
-        rows = plan.rows.copy()
-        rows[LO, len(seq.text) + len(chain) :] = rows[HI, len(seq.text) + len(chain) :]
-        return Plan(rows, plan.reads, plan.stored)
-
-    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
-    assert caught(certificate())
+    spoil_tails(monkeypatch, wrong)
+    assert caught(certificate()) and caught(certificate("lookahead"))
 
 
 def test_tails_that_are_remembered_as_text_are_caught(monkeypatch):
-    original = Causal.branches
+    def wrong(rows, n):
+        rows[HORIZON], rows[LO], rows[HI] = range(n + 1, n + 1 + rows.shape[1]), 0, 0
+        return rows.shape[1]
 
-    def wrong(seq, chain, tails):
-        plan = original(seq, chain, tails)
-        rows = plan.rows.copy()
-        n = len(seq.text) + len(chain)
-        rows[HORIZON, n:], rows[LO, n:], rows[HI, n:] = range(n + 1, rows.shape[1] + 1), 0, 0
-        return Plan(rows, plan.reads, rows.shape[1])
-
-    monkeypatch.setattr(Causal, "branches", staticmethod(wrong))
+    spoil_tails(monkeypatch, wrong)
     assert caught(certificate())
 
 

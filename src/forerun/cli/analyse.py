@@ -17,11 +17,11 @@ ANALYSES = ("ssd-limit",)
 
 def run(analysis: str, model: str, prompts: str | None, how: dict[str, Any], as_json: bool) -> None:
     from forerun.evaluate.analyse import ssd_limit
-    from forerun.evaluate.tune import prompts_of
+    from forerun.evaluate.prompts import CODE
 
     if analysis not in ANALYSES:
         raise unknown("analysis", analysis, ANALYSES)
-    texts = prompts_of(read_prompts(prompts) if prompts else None)
+    texts = read_prompts(prompts) if prompts else CODE
     loaded = load(model)
     with aside.status("decoding stepwise …"):
         found = ssd_limit(loaded, texts, **how)

@@ -19,6 +19,7 @@ def run(method: str, model: str, draft: str | None, prompts: str | None, how: di
     from importlib.util import find_spec
 
     from forerun.evaluate import tune
+    from forerun.evaluate.prompts import CODE
 
     if method not in METHODS:
         raise unknown("method to tune", method, METHODS)
@@ -28,7 +29,7 @@ def run(method: str, model: str, draft: str | None, prompts: str | None, how: di
         raise BadOption("tune jacobi decodes greedily: leave --temperature out.")
     if out["plot"] and find_spec("matplotlib") is None:
         raise BadOption("--plot needs matplotlib: pip install matplotlib.")
-    texts = tune.prompts_of(read_prompts(prompts) if prompts else None)
+    texts = read_prompts(prompts) if prompts else CODE
     target = load(model, lanes=1)
     common: dict[str, Any] = dict(max_tokens=how["max_tokens"], rounds=how["rounds"])
     common["report"] = lambda line: aside.print(line, style="dim")

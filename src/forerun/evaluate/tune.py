@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,9 +227,3 @@ def plot(tuned: Tuned, file: str) -> None:
         panels[0, 1].set(xscale="log", xlabel="tokens in the forward", ylabel="ms", title="latency")
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
-
-
-def prompts_of(given: Iterable[Any] | None) -> list[Any]:
-    from forerun.evaluate.prompts import CODE
-
-    return list(given) if given is not None else list(CODE)

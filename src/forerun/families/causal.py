@@ -30,29 +30,26 @@ class Causal(Family):
     def conditionals(self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
         return self.after(seq.text, chains, last_only)
 
-    @staticmethod
-    def after(text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
+    @classmethod
+    def after(cls, text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
         """Rows that score chains after the text. The first chain continues the text's own slots, so what is accepted of it is
-        remembered; further chains are branches over the shared text."""
-        n = len(text)
-        main = np.concatenate([text, np.asarray(chains[0], np.int32)])
-        parts, start, reads = [causal_rows(main)], len(main), [np.arange(n - 1, len(main))]
-        for chain in chains[1:]:
-            parts.append(tail_rows(np.asarray(chain, np.int32), n, start))
-            reads.append(np.concatenate([[n - 1], np.arange(start, start + len(chain))]))
-            start += len(chain)
-        if last_only:
-            reads = [branch[-1:] for branch in reads]
-        return Plan(np.concatenate(parts, 1) if len(parts) > 1 else parts[0], reads, stored=len(main))
+        remembered; further chains are tails that leave it at once."""
+        plan = cls._with_tails(text, chains[0], [(0, chain) for chain in chains[1:]])
+        first, *others = plan.reads
+        reads = [first, *(np.concatenate([first[:1], own]) for own in others)]
+        return Plan(plan.rows, [own[-1:] for own in reads] if last_only else reads, plan.stored)
+
+    def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
+        return self._with_tails(seq.text, chain, tails)
 
     @staticmethod
-    def branches(seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
+    def _with_tails(text: np.ndarray, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
         """A chain after the text and tails that leave it: each sees the text, the chain up to there, and itself."""
-        n = len(seq.text)
-        main = np.concatenate([seq.text, np.asarray(chain, np.int32)])
+        n = len(text)
+        main = np.concatenate([text, np.asarray(chain, np.int32)])
         parts, start, reads = [causal_rows(main)], len(main), [np.arange(n - 1, len(main))]
         for depart, tokens in tails:
             parts.append(tail_rows(np.asarray(tokens, np.int32), n + depart, start))
             reads.append(np.arange(start, start + len(tokens)))
             start += len(tokens)
-        return Plan(np.concatenate(parts, 1), reads, stored=len(main))
+        return Plan(np.concatenate(parts, 1) if tails else parts[0], reads, stored=len(main))

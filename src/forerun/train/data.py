@@ -93,16 +93,21 @@ def _read(source: str | None) -> Iterator[tuple[str, str | None]]:
         yield file.read_text(encoding="utf-8", errors="replace"), None
 
 
-def held_out_windows(source: str | None, tokenizer: Any, count: int, length: int) -> np.ndarray:
-    """Evenly spaced windows of held-out documents, [count, length]."""
+def held_out_corpus(source: str | None, tokenizer: Any) -> Corpus:
+    """The held-out documents alone."""
     parts = []
     for text, held_out in documents(source):
         if held_out:
             parts += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    tokens = np.array(parts)
-    if len(tokens) < count * length:
-        raise BadOption(f"data={source!r} holds out {len(tokens)} tokens, too few for {count} windows of {length}.")
-    return Corpus(tokens, tokens).held_out(count, length).numpy()
+    return Corpus(np.array(parts), np.array(parts))
+
+
+def held_out_windows(source: str | None, tokenizer: Any, count: int, length: int) -> np.ndarray:
+    """Evenly spaced windows of held-out documents, [count, length]."""
+    corpus = held_out_corpus(source, tokenizer)
+    if len(corpus.valid) < count * length:
+        raise BadOption(f"data={source!r} holds out {len(corpus.valid)} tokens, too few for {count} windows of {length}.")
+    return corpus.held_out(count, length).numpy()
 
 
 def tokenise(source: str | None, tokenizer: Any, cache: Path) -> Corpus:
