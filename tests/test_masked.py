@@ -367,8 +367,10 @@ def mdlm_weights(seed=0):
     return weights | {"backbone.rotary_emb.inv_freq": 1 / 10000 ** (torch.arange(0, 8, 2) / 8)}
 
 
-def mdlm_by_hand(w, ids):
-    """MDLM as its paper and card say, written out: adaLN on the embedding of level zero, rotary, tanh-GELU."""
+def mdlm_by_hand(w, ids, sees=None):
+    """MDLM as its paper and card say, written out: adaLN on the embedding of level zero, rotary, tanh-GELU. BD3-LM is the same
+    network whose rows do not see everything."""
+    sees = torch.ones(len(ids), len(ids), dtype=torch.bool) if sees is None else torch.tensor(sees)
     w = {k.removeprefix("backbone."): v.double() for k, v in w.items()}
     line = lambda x, n: x @ w[f"{n}.weight"].T + w.get(f"{n}.bias", 0)  # noqa: E731
     silu = torch.nn.functional.silu
@@ -388,7 +390,7 @@ def mdlm_by_hand(w, ids):
         s1, g1, a1, s2, g2, a2 = line(c, f"blocks.{i}.adaLN_modulation").chunk(6)
         qkv = line(norm(x, f"blocks.{i}.norm1", s1, g1), f"blocks.{i}.attn_qkv").view(n, 3, heads, d)
         q, k, v = (qkv[:, j].transpose(0, 1) for j in range(3))
-        law = (turn(q) @ turn(k).transpose(1, 2) / d**0.5).softmax(-1)
+        law = (turn(q) @ turn(k).transpose(1, 2) / d**0.5).masked_fill(~sees, -torch.inf).softmax(-1)
         x = x + a1 * line((law @ v).transpose(0, 1).reshape(n, 16), f"blocks.{i}.attn_out")
         inner = torch.nn.functional.gelu(line(norm(x, f"blocks.{i}.norm2", s2, g2), f"blocks.{i}.mlp.0"), approximate="tanh")
         x = x + a2 * line(inner, f"blocks.{i}.mlp.2")

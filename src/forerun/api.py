@@ -20,6 +20,7 @@ from forerun.drafters.lookup import LookupDrafter
 from forerun.engine.cache import check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
+from forerun.families.block import Block
 from forerun.families.masked import Masked
 from forerun.jobs import Job, Jobs, Stream, failed
 from forerun.parameters import Sampling
@@ -60,7 +61,9 @@ def load(
         raw = diffusion.read_raw_config(source)
         if raw is not None and raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
             backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
-            return Model(model, Masked(backbone.vocab - 1), backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
+            mask, blocks = backbone.vocab - 1, raw["model_type"] == "bd3lm"
+            family = Block(mask, diffusion.block_size(model, raw) or 1) if blocks else Masked(mask)
+            return Model(model, family, backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
         if raw is not None:
             network, tokenizer = diffusion.load(source, raw, where, kind)
             return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)

@@ -51,8 +51,24 @@ def sure_enough(threshold: float) -> Rule:
 
     def rule(where_BN: Tensor, law_BNV: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
         token_BN, sure_BN = drawn(where_BN, law_BNV, own_BNV, sample)
-        best_BN = torch.arange(sure_BN.shape[1], device=sure_BN.device) == sure_BN.argmax(1, keepdim=True)
-        return answer(token_BN, ((sure_BN >= threshold) | best_BN) & (where_BN >= 0))
+        return answer(token_BN, confident(where_BN, sure_BN, threshold))
+
+    return rule
+
+
+def confident(where_BN: Tensor, sure_BN: Tensor, threshold: float) -> Tensor:
+    """Blanks whose token is at least this likely, and the surest one anyway."""
+    best_BN = torch.arange(sure_BN.shape[1], device=sure_BN.device) == sure_BN.argmax(1, keepdim=True)
+    return ((sure_BN >= threshold) | best_BN) & (where_BN >= 0)
+
+
+@cache
+def edits(threshold: float) -> Rule:
+    """Decided tokens for which the model draws another one that is at least this likely: token editing."""
+
+    def rule(where_BN: Tensor, now_BN: Tensor, law_BNV: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
+        token_BN, sure_BN = drawn(where_BN, law_BNV, own_BNV, sample)
+        return answer(token_BN, (sure_BN >= threshold) & (token_BN != now_BN) & (where_BN >= 0))
 
     return rule
 

@@ -38,6 +38,20 @@ EVERYTHING = Scope()
 
 
 @dataclass(frozen=True)
+class Frame:
+    """The block of a canvas that is being filled, and how a block model reads what is decided before its first blank.
+
+    Blocks of `size` see themselves whole. `causal` says what is read as if in blocks of one token instead: `nothing`, the `prefix`
+    of this block (equation 4 of Han et al., 2026), or the `text`, all of it.
+    """
+
+    start: int
+    end: int
+    size: int
+    causal: str = "nothing"
+
+
+@dataclass(frozen=True)
 class Draft:
     """Tokens proposed for some positions, and the law each was drawn from: q = None is a point mass on every token."""
 
@@ -99,6 +113,29 @@ class Canvases(Marginal, Protocol):
         the model's own laws of them before any sampling parameter: confidence is read from those. All in one forward."""
 
 
+@runtime_checkable
+class BlockWise(Conditional, Marginal, Protocol):
+    """A model that fills a block at a time: block diffusion. In blocks of one token it goes from left to right, and so it scores
+    chains; its marginals are of blanks that follow a text read that way."""
+
+    block: int  # the largest block that it was trained for
+    row_before: bool  # does the row before a token speak of it? Then a block's first token is the business of the block before
+
+    def blocks(
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], frame: Frame
+    ) -> Awaitable[list[tuple[Tensor, Tensor]]]:
+        """For each canvas (the block with some blanks filled as `placed` says) the laws of its `positions`, and the model's own
+        laws of them before any sampling parameter. All in one forward."""
+
+    def verdict(self, seq: Canvas, chain: Sequence[int], frame: Frame) -> Awaitable[Tensor]:
+        """The laws [len, V] of each token of a chain that fills the block's first blanks, given what is decided before them and the
+        chain before it, in blocks of one token."""
+
+    def outlook(self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]) -> Awaitable[list[Tensor]]:
+        """What `conditionals` answers for the chain, and then for each prefix of it, given by its length, the marginals of up to k
+        blanks after the one that follows the prefix: the next draft, should the chain be accepted up to there."""
+
+
 class Drafter(Protocol):
     """Something that proposes the next tokens of a sequence."""
 
@@ -154,7 +191,8 @@ class Canvas:
         self.forwards = self.draft_forwards = self.draws = 0
         self.noise_key = mix(seed, sample)
         self.finish_reason: str | None = None
-        self.known = self._known_from(0)  # everything before this position is decided
+        self.settled = len(self.canvas)  # tokens from here on may still be edited, so they are not said yet
+        self.known = self._known_from(0)  # everything before this position is decided and settled
         # If log-probabilities are asked for: (branch, position) -> (logits, law) as last answered, and what was said of them.
         self.laws: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.logprobs: list[dict[str, Any]] = []
@@ -177,6 +215,11 @@ class Canvas:
     def filled(self) -> int:
         """How many blanks, from the left, are decided with everything before them."""
         return int(np.searchsorted(self.blanks, self.known))
+
+    @property
+    def first_blank(self) -> int:
+        """The position of the first blank; the canvas's end if there is none."""
+        return self._known_from(self.known)
 
     @property
     def output(self) -> list[int]:
@@ -231,10 +274,31 @@ class Canvas:
                 Event(self.forwards, reason, list(positions[:written]), list(tokens[:written]), list(drafted), rejected)
             )
 
+    def decide(self, placed: Placement, reason: str) -> None:
+        """`fill`, with each token beside its position."""
+        self.fill([p for p, _ in placed], [x for _, x in placed], reason)
+
+    def settle(self, end: int) -> None:
+        """Say what is decided before `end`; what is behind it, now or later, waits, because it may still be edited."""
+        self.settled = end
+        self._extend()
+
+    def edit(self, placed: Placement) -> None:
+        """Decide otherwise: other tokens where some were decided but not yet settled. The trace holds what they replace."""
+        positions, tokens = [p for p, _ in placed], [x for _, x in placed]
+        before = self.canvas[positions].tolist()
+        for position, old, token in zip(positions, before, tokens, strict=True):
+            assert position >= self.known and old != BLANK, f"position {position} cannot be edited"
+            self.canvas[position] = token
+            self.history.replace(old, token)
+            if (0, position) in self.laws:
+                self._entries[position] = self._logprob(token, *self.laws[0, position])
+        self.trace.append(Event(self.forwards, "edited", positions, tokens, [], before))
+
     def _extend(self) -> None:
-        """Move the decided prefix over what was just filled, token by token, until it ends or meets a blank."""
+        """Move the decided prefix over what was just filled, token by token, until it ends, meets a blank, or is not settled."""
         was_blank = self.filled
-        while self.known < len(self.canvas) and self.canvas[self.known] != BLANK:
+        while self.known < min(len(self.canvas), self.settled) and not self.done and self.canvas[self.known] != BLANK:
             token, reason = int(self.canvas[self.known]), None
             if was_blank < len(self.blanks) and self.blanks[was_blank] == self.known:  # given tokens were never said by us
                 if self.known in self._entries:

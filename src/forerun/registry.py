@@ -35,6 +35,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "jacobi": "forerun.methods.jacobi:jacobi",
         "multiblock": "forerun.methods.multiblock:multiblock",
         "lookahead": "forerun.methods.lookahead:lookahead",
+        "block": "forerun.methods.block:block",
+        "block-stepwise": "forerun.methods.block:stepwise",
+        "block-ssd": "forerun.methods.ssd:block_ssd",
+        "s2d2": "forerun.methods.s2d2:s2d2",
+        "s2d2-exact": "forerun.methods.s2d2:s2d2_exact",
+        "s2d2-canvases": "forerun.methods.s2d2:s2d2_canvases",
         "assd-tolerant": "forerun.methods.assd:tolerant_assd",
     },
     "drafters": {
@@ -44,11 +50,17 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
-    "routers": {},
+    "routers": {
+        "span": "forerun.routers:Span",
+        "score": "forerun.routers:Score",
+        "hysteresis": "forerun.routers:Hysteresis",
+        "bandit": "forerun.routers:Bandit",
+    },
     "families": {
         "causal": "forerun.families.causal:Causal",
         "any-subset": "forerun.families.any_subset:AnySubset",
         "masked": "forerun.families.masked:Masked",
+        "block": "forerun.families.block:Block",
         "xlnet": "forerun.families.any_subset:XLNet",
     },
 }
@@ -61,6 +73,7 @@ ASKED = {
     "Marginal": "fills blanks",
     "AnySubset": "scores chains through blanks anywhere",
     "Canvases": "looks at a whole canvas at once",
+    "BlockWise": "fills a block at a time",
 }
 
 

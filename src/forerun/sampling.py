@@ -44,6 +44,12 @@ class History:
         if self.sampling.penalised:
             self.in_output_V[token] += 1
 
+    def replace(self, old: int, token: int) -> None:
+        """A token took another's place."""
+        if self.sampling.penalised:
+            self.in_output_V[old] -= 1
+            self.in_output_V[token] += 1
+
     def static_V(self, like: Tensor) -> Tensor:
         """Logit bias, allowed and forbidden tokens as one vector to add, made once."""
         if self._static is None:

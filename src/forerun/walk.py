@@ -1,18 +1,20 @@
 """Where the decoding of a canvas is: which blanks are open, block by block, and what a cache policy trusts by now. Methods for
-masked models walk; none of them knows a cache."""
+masked and for block models walk; none of them knows a cache."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from forerun.core import BLANK, Canvas, Canvases, Placement, Scope
-from forerun.errors import unknown
+from forerun.core import BLANK, BlockWise, Canvas, Frame, Placement, Scope
+from forerun.errors import BadOption, unknown
 from forerun.parameters import check_whole
 
 POLICIES = ("none", "prefix", "dual")
+CAUSAL = ("nothing", "prefix", "text")
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,83 @@ class Walk:
         return self.open(placed, later=1) if self.cache == "none" and len(self.open(placed)) <= count else []
 
     def ask(
-        self, target: Canvases, positions: Sequence[Sequence[int]], placed: Sequence[Placement]
+        self, target: Any, positions: Sequence[Sequence[int]], placed: Sequence[Placement]
     ) -> Awaitable[list[tuple[Tensor, Tensor]]]:
         """One forward about some canvases, under the policy as it is now."""
         return target.canvases(self.seq, positions, placed, self.scope())
 
     def decided(self, count: int) -> None:
         self.since += count
+
+
+@dataclass(frozen=True)
+class Strides:
+    """The options of every method that fills the blocks of a block model."""
+
+    block: int | None = field(
+        default=None, metadata={"help": "tokens per block, up to what the model was trained for (the default)"}
+    )
+    sub_block: int | None = field(
+        default=None, metadata={"help": "tokens per part of a block; a part is finished before the next is begun, all in its sight"}
+    )
+    causal: str = field(
+        default="nothing",
+        metadata={
+            "help": "what is read as in blocks of one token: nothing, prefix (the block's decided beginning), text (all that is "
+            "decided, so that a verdict's rows are the cache)"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("block", "sub_block"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        if self.causal not in CAUSAL:
+            raise unknown("causal", self.causal, CAUSAL)
+
+
+class BlockWalk(Walk):
+    """The same walk over the blocks of a block model: stretches of the canvas, counted from its first token. What lies before the
+    block is finished, so no policy is needed: the engine keeps what may be kept."""
+
+    def __init__(self, seq: Canvas, target: BlockWise, block: int | None, sub_block: int | None, causal: str):
+        size = target.block if block is None else block
+        if size > target.block:
+            raise BadOption(f"block={block} must be at most {target.block}, the block that this model was trained for.")
+        super().__init__(seq, size, "none", 1)
+        self.part, self.causal = min(sub_block or size, size), causal
+        # In a shifted model the block before speaks of a block's first token: that is decided alone, and the block begins after it.
+        self.begins_alone = target.row_before and causal == "nothing"
+
+    def frame(self) -> Frame:
+        """The block with the first blank."""
+        start = self.seq.first_blank // self.block * self.block
+        return Frame(start, min(start + self.block, len(self.seq.canvas)), self.block, self.causal)
+
+    @property
+    def alone(self) -> bool:
+        """Is it the turn of a block's first token, which the block before speaks of?"""
+        return self.begins_alone and self.seq.first_blank % self.block == 0
+
+    def number(self, position: int) -> int:
+        return position // self.part
+
+    def open(self, placed: Placement = (), later: int = 0) -> list[int]:
+        frame, first = self.frame(), self.seq.first_blank
+        if self.alone:
+            return [first]
+        begin = frame.start + (first - frame.start) // self.part * self.part
+        filled = {position for position, _ in placed}
+        here = range(first, min(begin + self.part, frame.end))
+        return [p for p in here if self.seq.canvas[p] == BLANK and p not in filled]
+
+    def ahead(self) -> int:
+        return len(self.open()) - 1
+
+    def beyond(self, placed: Placement, count: int) -> list[int]:
+        return []
+
+    def ask(
+        self, target: Any, positions: Sequence[Sequence[int]], placed: Sequence[Placement]
+    ) -> Awaitable[list[tuple[Tensor, Tensor]]]:
+        return target.blocks(self.seq, positions, placed, self.frame())

@@ -1,7 +1,8 @@
 """Diffusion checkpoints whose own code lives on a hub: their weights under the names of the library's classes, no remote code.
 
-LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own. MDLM and
-SEDD are a network of their own (`backbones/dit.py`).
+Masked: LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of the position after a row's own;
+MDLM and SEDD are a network of their own (`backbones/dit.py`). In blocks: SDAR is Qwen3 or its mixture of experts by its own names;
+Fast-dLLM v2 is Qwen2, shifted; LLaDA2 computes what GLM-4's mixture of experts does, under other names; BD3-LM is MDLM's network.
 """
 
 from __future__ import annotations
@@ -32,15 +33,43 @@ LLADA = {
 }
 
 
+LAYER = r"model\.layers\.(\d+)\."
+LLADA2 = {
+    r"model\.word_embeddings\.weight": "model.embed_tokens.weight",
+    LAYER + r"attention\.query_key_value\.weight": r"model.layers.\1.self_attn.qkv_proj.weight",
+    LAYER + r"attention\.dense\.weight": r"model.layers.\1.self_attn.o_proj.weight",
+    LAYER + r"attention\.query_layernorm\.weight": r"model.layers.\1.self_attn.q_norm.weight",
+    LAYER + r"attention\.key_layernorm\.weight": r"model.layers.\1.self_attn.k_norm.weight",
+    LAYER + r"mlp\.gate\.expert_bias": r"model.layers.\1.mlp.gate.e_score_correction_bias",
+    r"((?:model\.layers|model\.norm|lm_head)\..*)": r"\1",
+}
+SAME = {r"(.*)": r"\1"}
+
+
 @dataclass(frozen=True)
 class Format:
-    """A published format: which native class it is, how its keys are called there, and its mask token unless it names one."""
+    """A published format: which native class it is, how its keys are called there, and its mask token and block size unless it
+    names them."""
 
     native: str
     config: Callable[[dict[str, Any]], dict[str, Any]]
     keys: dict[str, str]
     mask_token: int
     shifted: bool = False
+    block: int | None = None  # of block diffusion; without one it is masked diffusion
+
+    def marks(self, name: str, raw: dict[str, Any]) -> dict[str, Any]:
+        """What the native config must say, so that the family is found."""
+        own = dict(mask_token=raw.get("mask_token_id") or self.mask_token, shifted=self.shifted)
+        if self.block is None:
+            return dict(family="masked", **own)
+        return dict(family="block", block=block_size(name, raw) or self.block, **own)
+
+
+def block_size(name: str, raw: dict[str, Any]) -> int | None:
+    """The block size that a config names, or the end of a checkpoint's name, as in SDAR-1.7B-Chat-b32."""
+    named = re.search(r"-b(?:lock_size)?(\d+)/?$", name)
+    return raw.get("block_size") or raw.get("bd_size") or (int(named[1]) if named else None)
 
 
 def _llada(raw: dict[str, Any]) -> dict[str, Any]:
@@ -58,16 +87,46 @@ def _llada(raw: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _qwen2(raw: dict[str, Any]) -> dict[str, Any]:
+def _qwen(raw: dict[str, Any]) -> dict[str, Any]:
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    more = ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings")
+    more = ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "head_dim", "attention_bias")
     rope = {"rope_type": "default", "rope_theta": raw.get("rope_theta", 1e6)}
     return {**{key: raw[key] for key in same}, **{key: raw[key] for key in more if key in raw}, "rope_parameters": rope}
 
 
+def _qwen_moe(raw: dict[str, Any]) -> dict[str, Any]:
+    same = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    more = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+    return {**_qwen(raw), **{key: raw[key] for key in same}, **{key: raw[key] for key in more if key in raw}}
+
+
+def _llada2(raw: dict[str, Any]) -> dict[str, Any]:
+    if raw.get("score_function", "sigmoid") != "sigmoid" or raw.get("use_qkv_bias") or not raw.get("use_qk_norm", True):
+        raise NotAble("this LLaDA2 has other gates, biases or no norms of queries and keys, which is untried: it is refused.")
+    own = _qwen(raw)
+    own["rope_parameters"]["partial_rotary_factor"] = raw.get("partial_rotary_factor", 0.5)
+    return dict(
+        **own,
+        moe_intermediate_size=raw["moe_intermediate_size"],
+        n_routed_experts=raw["num_experts"],
+        n_shared_experts=raw.get("num_shared_experts", 1),
+        num_experts_per_tok=raw["num_experts_per_tok"],
+        n_group=raw.get("n_group", 1),
+        topk_group=raw.get("topk_group", 1),
+        first_k_dense_replace=raw.get("first_k_dense_replace", 0),
+        routed_scaling_factor=raw.get("routed_scaling_factor", 1.0),
+        norm_topk_prob=raw.get("norm_topk_prob", True),
+        use_qk_norm=True,
+    )
+
+
 FORMATS = {
     "llada": Format("llama", _llada, LLADA, 126336),
-    "dream": Format("qwen2", _qwen2, {r"(.*)": r"\1"}, 151666, shifted=True),
+    "dream": Format("qwen2", _qwen, SAME, 151666, shifted=True),
+    "sdar": Format("qwen3", _qwen, SAME, 151669, block=4),
+    "sdar_moe": Format("qwen3_moe", _qwen_moe, SAME, 151669, block=4),
+    "fast_dllm_qwen": Format("qwen2", _qwen, SAME, 151665, shifted=True, block=32),
+    "llada2_moe": Format("glm4_moe", _llada2, LLADA2, 156895, block=32),
 }
 
 
@@ -97,30 +156,61 @@ def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch
         own = form.config(raw)
     except KeyError as error:
         raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
-    marks = dict(family="masked", mask_token=raw.get("mask_token_id") or form.mask_token, shifted=form.shifted)
+    marks = form.marks(source.name, raw)
     ends = dict(eos_token_id=raw.get("eos_token_id"), bos_token_id=None, pad_token_id=None)
     config = AutoConfig.for_model(form.native, **own, **ends, forerun=marks)
     if marks["mask_token"] >= config.vocab_size:
         raise BadCheckpoint(
             f"model={source.name!r}: its mask token {marks['mask_token']} is not among its {config.vocab_size} tokens."
         )
+    # The library's fast products of experts know no float64.
+    slow = {"experts_implementation": "eager"} if dtype == torch.float64 and form.native.endswith("_moe") else {}
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config)
-    state = {_renamed(key, form, source): tensor for key, tensor in _weights(source).items()}
+        network = AutoModelForCausalLM.from_config(config, **slow)
+    state = native_layout({_renamed(key, form, source): tensor for key, tensor in _weights(source).items()}, config)
     if config.tie_word_embeddings and "model.embed_tokens.weight" in state:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     _check(source, network, state)
     network.load_state_dict(state, assign=True)
     network.tie_weights()
     network.model.rotary_emb = type(network.model.rotary_emb)(config)
-    kind = dtype or next(iter(state.values())).dtype
-    return network.to(device, kind).eval(), _tokenizer(source)
+    network = network.to(device, dtype or state["model.embed_tokens.weight"].dtype)
+    for name, buffer in network.named_buffers():
+        if name in state:  # what chooses experts is small and stays exact
+            buffer.data = state[name].to(device, torch.float32)
+    return network.eval(), _tokenizer(source)
+
+
+def native_layout(state: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Queries, keys and values apart where they are one matrix; all experts of a layer together where each has matrices of its
+    own."""
+    found: dict[str, Any] = {}
+    experts: dict[str, dict[int, Any]] = {}
+    for name, tensor in state.items():
+        if name.endswith("self_attn.qkv_proj.weight"):
+            heads, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+            for part, own in zip("qkv", tensor.split([heads, keys, keys])):
+                found[name.replace("qkv_proj", f"{part}_proj")] = own.contiguous()
+        elif expert := re.fullmatch(r"(.*\.mlp\.experts\.)(\d+)\.(gate|up|down)_proj\.weight", name):
+            experts.setdefault(expert[1] + expert[3], {})[int(expert[2])] = tensor
+        else:
+            found[name] = tensor
+    for prefix in {name.rpartition(".")[0] for name in experts}:
+        gate, up, down = (
+            [own for _, own in sorted(experts.get(f"{prefix}.{part}", {}).items())] for part in ("gate", "up", "down")
+        )
+        if not len(gate) == len(up) == len(down):
+            continue  # what is missing is then said by name
+        found[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up)])
+        found[f"{prefix}.down_proj"] = torch.stack(down)
+    return found
 
 
 def load_diffusion_transformer(
     source: Source, raw: dict[str, Any], device: torch.device, dtype: torch.dtype | None, context: int | None
 ) -> tuple[Any, Any]:
-    """(backbone, tokenizer) of MDLM's or SEDD's. The mask is the last token; they may come without their tokenizer, GPT-2's."""
+    """(backbone, tokenizer) of MDLM's, SEDD's or BD3-LM's. The mask is the last token; they may come without their tokenizer,
+    GPT-2's."""
     from forerun.backbones.dit import DiTBackbone, wanted
 
     try:
@@ -154,7 +244,15 @@ def _sedd(source: Source, raw: dict[str, Any]) -> dict[str, Any]:
     return dict(vocab_size=raw["tokens"] + 1, hidden_dim=model["hidden_size"], model_length=model["length"], **same)
 
 
-DIFFUSION_TRANSFORMERS = {"mdlm": _mdlm, "sedd": _sedd}
+def _bd3lm(source: Source, raw: dict[str, Any]) -> dict[str, Any]:
+    if raw.get("causal") or not raw.get("adaln", True) or not raw.get("cross_attn", True):
+        raise NotAble(f"model={source.name!r} is a BD3-LM that is causal, or without conditioning or blocks: it is refused.")
+    if not block_size(source.name, raw):
+        raise BadCheckpoint(f"model={source.name!r}: its config has no 'block_size'.")
+    return _mdlm(source, raw)
+
+
+DIFFUSION_TRANSFORMERS = {"mdlm": _mdlm, "sedd": _sedd, "bd3lm": _bd3lm}
 
 
 def _check_rotary(source: Source, stored: Any | None, head_dim: int) -> None:

@@ -17,7 +17,8 @@ SHAPE = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_att
 ARCHITECTURES = ("gpt2", "gpt_neo", "llama", "qwen2", "qwen3")
 ANY_SUBSET = ("any-subset", "xlnet")
 MASKED = ("masked", "masked-shifted")
-BLANKS = (*ANY_SUBSET, *MASKED)  # models that fill blanks
+BLOCK = ("block", "block-shifted")
+BLANKS = (*ANY_SUBSET, *MASKED, *BLOCK)  # models that fill blanks
 
 
 def parse(name: str) -> tuple[str, int]:
@@ -42,10 +43,10 @@ def build(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **change
         vocab_size=VOCAB, max_position_embeddings=512, bos_token_id=None, eos_token_id=VOCAB - 1, pad_token_id=None
     )
     if arch in BLANKS:
-        family = "masked" if arch in MASKED else "any-subset"
-        marks = dict(family=family, mask_token=VOCAB, shifted=arch == "masked-shifted")
+        family = "any-subset" if arch in ANY_SUBSET else arch.partition("-")[0]
+        marks = dict(family=family, mask_token=VOCAB, shifted=arch.endswith("-shifted"), block=8)
         common |= dict(vocab_size=VOCAB + 1, forerun=marks)
-    if arch in ("any-subset", *MASKED):
+    if arch in ("any-subset", *MASKED, *BLOCK):
         arch, shape = "llama", SHAPE
     elif arch == "xlnet":
         del common["max_position_embeddings"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core import EVERYTHING, Canvas, Draw, Placement, Scope, Tail
+from forerun.core import EVERYTHING, Canvas, Draw, Frame, Placement, Scope, Tail
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Batch, stack
 from forerun.errors import ForerunError, NotAble
@@ -112,6 +112,7 @@ class Questions:
     def __init__(self, family: Any, host: Host, drafting: bool = False):
         self.family, self.host, self.drafting = family, host, drafting
         self.shelf = host.shelf
+        self.block, self.row_before = getattr(family, "block", 1), getattr(family, "shifted", False)
 
     async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
         chains = chains or ((),)
@@ -145,9 +146,22 @@ class Questions:
     async def canvases(
         self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], scope: Scope = EVERYTHING
     ) -> list[tuple[Tensor, Tensor]]:
-        plan = self.family.canvases(seq, positions, placed, scope)
+        return await self._filled(seq, self.family.canvases(seq, positions, placed, scope), positions, placed)
+
+    async def blocks(
+        self, seq: Canvas, positions: Sequence[Sequence[int]], placed: Sequence[Placement], frame: Frame
+    ) -> list[tuple[Tensor, Tensor]]:
+        return await self._filled(seq, self.family.blocks(seq, positions, placed, frame), positions, placed)
+
+    async def verdict(self, seq: Canvas, chain: Sequence[int], frame: Frame) -> Tensor:
+        at = range(seq.first_blank, seq.first_blank + len(chain))
+        [law_NV] = await self._ask(seq, self.family.verdict(seq, chain, frame), [Branch(chain, range(len(chain)), at)])
+        return law_NV
+
+    def _filled(self, seq: Canvas, plan: Plan, positions: Sequence[Sequence[int]], placed: Sequence[Placement]) -> Ask:
+        """A question about some canvases: each has tokens placed on it, and its laws are of some of its positions."""
         branches = [Branch([t for _, t in done], [len(done)] * len(at), at) for at, done in zip(positions, placed, strict=True)]
-        return await self._ask(seq, plan, branches, plain=True)
+        return self._ask(seq, plan, branches, plain=True)
 
     def _ask(self, seq: Canvas, plan: Plan, branches: Sequence[Branch], plain: bool = False) -> Ask:
         chains, positions = [], []

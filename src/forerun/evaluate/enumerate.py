@@ -22,6 +22,7 @@ from forerun.api import Model
 from forerun.backbones.table import TableBackbone, digest
 from forerun.errors import NotAble
 from forerun.families.any_subset import AnySubset
+from forerun.families.block import Block
 from forerun.families.causal import Causal
 from forerun.families.masked import Masked
 from forerun.laws import total_variation
@@ -96,9 +97,10 @@ def family_of(method: str, mask: int | None) -> Any:
     """The family that a method is certified on: causal, or one with a mask token."""
     from forerun import registry
 
+    needs = registry.get("methods", method).needs
     if mask is None:
         return Causal()
-    return Masked(mask) if core.Canvases in registry.get("methods", method).needs else AnySubset(mask)
+    return Block(mask, 4) if core.BlockWise in needs else Masked(mask) if core.Canvases in needs else AnySubset(mask)
 
 
 def method_law(
@@ -110,11 +112,12 @@ def method_law(
     draft_family: Any = None,
     eos: Sequence[int] = (),
     mask: int | None = None,
+    family: Any = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of one."""
     enumeration = Enumeration()
-    model = table_model(target, enumeration, eos, family_of(method, mask))
+    model = table_model(target, enumeration, eos, family or family_of(method, mask))
     small: Any = table_model(draft, family=draft_family) if isinstance(draft, TableBackbone) else draft
     how = dict(method=method, draft=small)
     # Something else goes through every lane first: what it leaves in the slots must make no difference.
@@ -141,9 +144,17 @@ def method_law(
 
 
 def reference_law(
-    target: TableBackbone, prompt: Prompt, *, eos: Sequence[int] = (), mask: int | None = None, **options: Any
+    target: TableBackbone,
+    prompt: Prompt,
+    *,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    family: Any = None,
+    size: int = 1,
+    **options: Any,
 ) -> Law:
-    """The same law, straight from the definition: no engine, no rows, no method; one conditional after another."""
+    """The same law, straight from the definition: no engine, no rows, no method; one conditional after another. Of a block model it
+    is left-to-right decoding; with a `size`, of text whose finished blocks of that size see themselves whole."""
     sampling = Sampling(**options)
     ends = frozenset() if sampling.ignore_eos else frozenset(eos)
     stops = (frozenset() if None in prompt else ends) | frozenset(sampling.stop_token_ids)
@@ -159,7 +170,10 @@ def reference_law(
             for token in said:
                 history.add(token)
             blanks = [i for i, token in enumerate(canvas) if token is None]
-            place, digests = context(given, list(zip(blanks, said)), position, mask)
+            if isinstance(family, Block):
+                place, digests = block_context([*given, *zip(blanks, said)], family, size)
+            else:
+                place, digests = context(given, list(zip(blanks, said)), position, mask)
             p_V = laws(target.logits(place, digests)[None], [Chain(history, [], [0])])[0].tolist()
             for token in range(target.vocab):
                 if p_V[token] > 0:
@@ -181,9 +195,40 @@ def context(given: Rows, decided: Rows, position: int, mask: int | None) -> tupl
     return position, [*[digest(given)] * len(given), *after, digest([*given, *decided, (position, mask)])]
 
 
-def stepwise_law(target: TableBackbone, canvas: Prompt, *, mask: int, block: int, **options: Any) -> Law:
+def block_context(text: Rows, family: Block, size: int) -> tuple[int, list[int]]:
+    """The same for the token after a text in a block model: its finished blocks see themselves whole, each row of the block that is
+    being filled sees all before it; then a mask that sees them all and itself, unless the last row speaks of what follows."""
+    n = len(text)
+    finished = n // size * size
+    digests = [digest(text[: (i // size + 1) * size if i < finished else i + 1]) for i in range(n)]
+    if family.shifted:
+        return text[-1][0], digests
+    return n, [*digests, digest([*text, (n, family.mask_token)])]
+
+
+def canvas_context(state: Sequence[Any], i: int, mask: int, family: Any, block: int) -> tuple[int, list[int]]:
+    """What the law of a blank depends on when a canvas is filled in any order: the row that speaks of it and what that row sees."""
+    rows = [(at, mask if token is None else token) for at, token in enumerate(state)]
+    if not isinstance(family, Block):
+        return i, [digest(rows)] * len(rows)
+    row = i - family.shifted
+    end = min((row // block + 1) * block, len(rows))
+    return row, [digest(rows[: (at // block + 1) * block]) for at in range(end)]
+
+
+def stepwise_law(
+    target: TableBackbone,
+    canvas: Prompt,
+    *,
+    mask: int,
+    block: int,
+    sub_block: int | None = None,
+    family: Any = None,
+    **options: Any,
+) -> Law:
     """The law of stepwise decoding of a masked model, from its definition: every open blank of the block draws a token from its
-    law; the one that the model's own law finds likeliest is decided; again, until none is open."""
+    law; the one that the model's own law finds likeliest is decided; again, until none is open. Of a block model, whose blocks are
+    counted from the first token; in a shifted one a block's first token is decided before the others."""
     sampling = Sampling(**options)
     canvas = [*canvas, *[None] * (sampling.max_tokens or 0)]
     blanks = [i for i, token in enumerate(canvas) if token is None]
@@ -195,12 +240,15 @@ def stepwise_law(target: TableBackbone, canvas: Prompt, *, mask: int, block: int
         if not left:
             finished[tuple(state[i] for i in blanks)] += probability
             continue
-        number = blanks.index(left[0]) // block
-        open_now = [i for i in left if blanks.index(i) // block == number]
-        seen = digest([(i, mask if token is None else token) for i, token in enumerate(state)])
+        ordinal = (lambda i: i) if isinstance(family, Block) else blanks.index
+        open_now = [i for i in left if ordinal(i) // block == ordinal(left[0]) // block]
+        if sub_block is not None:
+            open_now = [i for i in open_now if i % block // sub_block == left[0] % block // sub_block]
+        if isinstance(family, Block) and family.shifted and left[0] % block == 0:
+            open_now = left[:1]
         chances, own = [], []
         for i in open_now:
-            logits_V = target.logits(i, [seen] * len(state)).clone()
+            logits_V = target.logits(*canvas_context(state, i, mask, family, block)).clone()
             logits_V[mask] = -torch.inf
             history = History(sampling, np.zeros(0, np.int64), target.vocab, frozenset())
             chances.append(laws(logits_V[None], [Chain(history, [], [0])])[0].tolist())
@@ -237,17 +285,26 @@ def certify_case(
     draft_family: Any = None,
     eos: Sequence[int] = (),
     mask: int | None = None,
+    family: Any = None,
+    size: int = 1,
     method_options: dict[str, Any] | None = None,
     **sampling: Any,
 ) -> Certificate:
-    """Compare a method with its reference on one table model. With a `mask` token the model is any-subset, and the prompt may have
-    blanks (None) in it."""
-    own = method_options or {}
-    ours = method_law(method, target, prompt, draft=draft, draft_family=draft_family, eos=eos, mask=mask, **own, **sampling)
-    if mask is not None and isinstance(family_of(method, mask), Masked):
-        theirs = stepwise_law(target, prompt, mask=mask, block=own.get("block", len(prompt)), **sampling)
+    """Compare a method with its reference on one table model. With a `mask` token the model is any-subset, or what the method
+    needs, and the prompt may have blanks (None) in it."""
+    from forerun import registry
+
+    own, family = method_options or {}, family or family_of(method, mask)
+    ours = method_law(
+        method, target, prompt, draft=draft, draft_family=draft_family, eos=eos, mask=mask, family=family, **own, **sampling
+    )
+    if registry.get("methods", method).reference in ("stepwise", "block-stepwise"):
+        block = own.get("block", getattr(family, "block", len(prompt)))
+        theirs = stepwise_law(
+            target, prompt, mask=family.mask_token, block=block, sub_block=own.get("sub_block"), family=family, **sampling
+        )
     else:
-        theirs = reference_law(target, prompt, eos=eos, mask=mask, **sampling)
+        theirs = reference_law(target, prompt, eos=eos, mask=mask, family=family, size=size, **sampling)
     return Certificate(
         {"method": method, "prompt": list(prompt), "eos": list(eos), **(method_options or {}), **sampling},
         len(theirs),
@@ -302,6 +359,8 @@ def standard_cases(method: str) -> list[Callable[[], Certificate]]:
         return _cases_with_holes(how)
     if core.Canvases in how.needs:
         return _cases_of_canvases(how)
+    if core.BlockWise in how.needs:
+        return _cases_of_blocks(how)
     target = TableBackbone(vocab=3, seed=1)
     if how.drafter == "diffusion":
         return _cases_of_diffusion(how, target)
@@ -345,6 +404,9 @@ ROUGH: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.0},
     "entropy-bounded": {"bound": 9.0},
     "specdiff-confidence": {"k": 2, "steps": 2},
+    "block": {"threshold": 0.0},
+    "s2d2": {"span": 3, "threshold": 0.0},
+    "s2d2-canvases": {"span": 9, "threshold": 0.0},
 }
 
 
@@ -357,6 +419,12 @@ def _cases_of_approximation(how: registry.Method) -> list[Callable[[], Certifica
         draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
         own: dict[str, Any] = dict(draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6})
         return [partial(certify_case, how.name, target, [0, 1], temperature=t, method_options=option, **own) for t in (0.0, 1.0)]
+    if core.BlockWise in how.needs:
+        prompts: list[Prompt] = [[0, 1], [1]]
+        return [
+            partial(certify_case, how.name, target, prompt, mask=3, temperature=1.0, method_options=option, max_tokens=3)
+            for prompt in prompts
+        ]
     holes: list[Prompt] = [[0, None, None, None], [None, 0, None, 1]]
     return [partial(certify_case, how.name, target, hole, mask=3, temperature=1.0, method_options=option) for hole in holes]
 
@@ -383,6 +451,32 @@ def _cases_of_canvases(how: registry.Method) -> list[Callable[[], Certificate]]:
         for option in own
         for t in (1.0, 0.0)
     ]
+
+
+def _cases_of_blocks(how: registry.Method) -> list[Callable[[], Certificate]]:
+    """Aligned and shifted, prompts that end before, at and after the end of a block, every block size and draft."""
+    target = TableBackbone(vocab=3, seed=1)
+    options: list[dict[str, Any]] = [{"block": b} for b in (1, 2, 3, 4)] + [{"block": 4, "sub_block": 2}]
+    if "k" in how.option_names():
+        options = [{"k": k, "ahead": ahead} for k in (1, 2, 3) for ahead in ("whole", "every")]
+    elif "drafts" in how.option_names():
+        options += [{"block": 4, "drafts": n, "tree": tree} for n in (0, 1, 3) for tree in ("chain", "mixed")]
+    same: dict[str, Any] = dict(mask=2, max_tokens=3)
+    cases: list[Callable[[], Certificate]] = [
+        partial(certify_case, how.name, target, prompt, family=family, method_options=option, temperature=t, **same)
+        for family in (Block(2, 4), Block(2, 4, shifted=True))
+        for prompt in ([0], [0, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0, 1])
+        for option in options
+        for t in (1.0, 0.0)
+    ]
+    if how.reference == "ar":
+        for sampling in SAMPLINGS:
+            if "allowed_tokens" not in sampling:  # one of the two that it allows is the mask here
+                cases += [
+                    partial(certify_case, how.name, target, [0, 1], eos=eos, method_options=options[2], **same, **sampling)
+                    for eos in ((), (1,))
+                ]
+    return cases
 
 
 def _cases_of_diffusion(how: registry.Method, target: TableBackbone) -> list[Callable[[], Certificate]]:

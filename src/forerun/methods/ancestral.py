@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from forerun.choose import reveal
 from forerun.core import BLANK, Canvas, Canvases
+from forerun.methods.stepwise import taken
 from forerun.parameters import check_whole
 from forerun.registry import method
 
@@ -38,8 +39,7 @@ async def ancestral(seq: Canvas, target: Canvases, steps: int) -> None:
         if answer is None:
             [answer] = await target.canvases(seq, [blanks], [()])
         t, s = 1 - step / steps, 1 - (step + 1) / steps
-        chosen = (await seq.draw(reveal((t - s) / t), blanks, answer[0]))[: len(blanks)]
-        taken = [(p, x - 1) for p, x in zip(blanks, chosen) if x > 0]
-        if taken:
-            seq.fill([p for p, _ in taken], [x for _, x in taken], "revealed")
+        revealed = taken(blanks, await seq.draw(reveal((t - s) / t), blanks, answer[0]))
+        if revealed:
+            seq.decide(revealed, "revealed")
             answer = None

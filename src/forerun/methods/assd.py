@@ -84,7 +84,9 @@ async def self_drafted(seq: Canvas, target: AnySubset, k: int, ahead: str, rule:
     assert seq.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
 
 
-async def judge(seq: Canvas, x: list[int], q: Tensor, p: Tensor, rule: Any, ahead: str, laws: Sequence[Tensor]) -> Tensor | None:
+async def judge(
+    seq: Canvas, x: list[int], q: Tensor | None, p: Tensor, rule: Any, ahead: str, laws: Sequence[Tensor]
+) -> Tensor | None:
     """Lines 16-25: commit what the rule keeps of the draft and the token after it; return the laws of the next draft, if known."""
     positions = seq.next(len(x))
     if ahead == "none":

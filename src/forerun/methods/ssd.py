@@ -8,17 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from forerun.choose import ranking, surest
-from forerun.core import BLANK, Canvas, Canvases, Placement
+from forerun.core import BLANK, BlockWise, Canvas, Canvases, Placement
 from forerun.errors import unknown
 from forerun.parameters import check_between, check_whole
 from forerun.registry import method
-from forerun.walk import Blocks, Walk
+from forerun.walk import Blocks, BlockWalk, Strides, Walk
 
 TREES = ("chain", "mixed")
 
 
 @dataclass(frozen=True)
-class Ssd(Blocks):
+class Drafts:
+    """Which decisions are guessed ahead."""
+
     drafts: int = field(default=4, metadata={"help": "drafted tokens N: so many decisions more than one per forward, at most"})
     tree: str = field(
         default="mixed",
@@ -29,11 +31,24 @@ class Ssd(Blocks):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_whole("drafts", self.drafts, least=0, most=5)
         check_between("worth", self.worth)
         if self.tree not in TREES:
             raise unknown("tree", self.tree, TREES)
+
+
+@dataclass(frozen=True)
+class Ssd(Blocks, Drafts):
+    def __post_init__(self) -> None:
+        Blocks.__post_init__(self)
+        Drafts.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class BlockSsd(Strides, Drafts):
+    def __post_init__(self) -> None:
+        Strides.__post_init__(self)
+        Drafts.__post_init__(self)
 
 
 @method("ssd", guarantee="exact", reference="stepwise", options=Ssd)
@@ -44,25 +59,42 @@ async def ssd(seq: Canvas, target: Canvases, drafts: int, tree: str, worth: floa
     there, and leads on to the node where just that is placed, if there is one. Choices are drawn, drafts only guessed, so this
     holds at every temperature.
     """
-    walk = Walk(seq, **blocks)
+    await self_speculative(seq, target, Walk(seq, **blocks), drafts, tree, worth)
+
+
+@method("block-ssd", guarantee="exact", reference="block-stepwise", options=BlockSsd)
+async def block_ssd(seq: Canvas, target: BlockWise, drafts: int, tree: str, worth: float, **strides: Any) -> None:
+    """The same inside the blocks of a block model: canvases are copies of the block over the shared text before it."""
+    await self_speculative(seq, target, BlockWalk(seq, target, **strides), drafts, tree, worth)
+
+
+async def self_speculative(seq: Canvas, target: Any, walk: Walk, drafts: int, tree: str, worth: float) -> None:
     draft: list[tuple[int, int]] = []
     while not seq.done:
-        draft = draft[: walk.ahead()]
-        nodes, leads = plant(draft, tree)
-        open_at = [walk.open(node) for node in nodes]
-        look_at = [[*blanks, *walk.beyond(node, drafts)] for blanks, node in zip(open_at, nodes)]
-        answers = await walk.ask(target, look_at, nodes)
-        at: list[int] = [0]
-        choices: list[tuple[int, int]] = []
-        while len(choices) < len(at):
-            node = at[-1]
-            law, own = (x[: len(open_at[node])] for x in answers[node])
-            choices.append(await choice(seq, open_at[node], law, own))
-            if (node, choices[-1]) in leads:
-                at.append(leads[node, choices[-1]])
-        commit(seq, choices, at, draft)
-        walk.decided(len(choices))
-        draft = await next_draft(seq, walk, look_at[at[-1]], answers[at[-1]][1], drafts, worth)
+        blanks, own = await verify(seq, target, walk, draft[: walk.ahead()], drafts, tree)
+        draft = await next_draft(seq, walk, blanks, own, drafts, worth)
+
+
+async def verify(
+    seq: Canvas, target: Any, walk: Walk, draft: list[tuple[int, int]], drafts: int, tree: str
+) -> tuple[list[int], Tensor]:
+    """One forward: decide what stepwise decoding would, as far as the draft foresaw it and once more. Returns what the last of
+    those decisions looked at, blanks and the model's own laws of them."""
+    nodes, leads = plant(draft, tree)
+    open_at = [walk.open(node) for node in nodes]
+    look_at = [[*blanks, *walk.beyond(node, drafts)] for blanks, node in zip(open_at, nodes)]
+    answers = await walk.ask(target, look_at, nodes)
+    at: list[int] = [0]
+    choices: list[tuple[int, int]] = []
+    while len(choices) < len(at):
+        node = at[-1]
+        law, own = (x[: len(open_at[node])] for x in answers[node])
+        choices.append(await choice(seq, open_at[node], law, own))
+        if (node, choices[-1]) in leads:
+            at.append(leads[node, choices[-1]])
+    commit(seq, choices, at, draft)
+    walk.decided(len(choices))
+    return look_at[at[-1]], answers[at[-1]][1]
 
 
 def plant(draft: list[tuple[int, int]], tree: str) -> tuple[list[list[tuple[int, int]]], dict[tuple[int, tuple[int, int]], int]]:
@@ -98,6 +130,8 @@ async def next_draft(seq: Canvas, walk: Walk, blanks: list[int], own: Tensor, n:
     if seq.done or not n:
         return []
     still = [p if seq.canvas[p] == BLANK else -1 for p in blanks]
+    if not any(p >= 0 for p in still):
+        return []
     *found, count = await seq.draw(ranking(worth), still, own)
     tokens, order = found[: len(found) // 2], found[len(found) // 2 :]
     ranked = [(blanks[i], tokens[i]) for i in order if i < len(blanks) and seq.canvas[blanks[i]] == BLANK]

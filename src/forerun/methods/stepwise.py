@@ -7,7 +7,7 @@ of the block draws a token from its law; its confidence is that token's probabil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +54,14 @@ async def decode(seq: Canvas, target: Canvases, walk: Walk, rule: Callable[..., 
     while not seq.done:
         blanks = walk.open()
         [(law, own)] = await walk.ask(target, [blanks], [()])
-        chosen = (await seq.draw(rule, blanks, law, own))[: len(blanks)]
-        taken = [(p, x - 1) for p, x in zip(blanks, chosen) if x > 0]  # a rule answers token + 1, or 0 for "not yet"
-        seq.fill([p for p, _ in taken], [x for _, x in taken], "decided")
-        walk.decided(len(taken))
+        decided = taken(blanks, await seq.draw(rule, blanks, law, own))
+        seq.decide(decided, "decided")
+        walk.decided(len(decided))
+
+
+def taken(positions: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, int]]:
+    """What a rule decides, (position, token): it answers token + 1 for each position, or 0 for "not yet", and perhaps padding."""
+    return [(p, x - 1) for p, x in zip(positions, chosen) if x > 0]
 
 
 @method("stepwise", guarantee="exact", reference="stepwise", options=Blocks)

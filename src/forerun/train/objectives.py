@@ -12,6 +12,7 @@ from torch import Tensor
 from forerun.errors import BadOption, unknown
 from forerun.train.any_subset import AnySubset
 from forerun.train.base import Objective
+from forerun.train.block import Block
 from forerun.train.consistency import Consistency
 from forerun.train.distil import DistilDrafter
 from forerun.train.masked import Masked
@@ -36,6 +37,7 @@ OBJECTIVES: dict[str, Any] = {
     "masked": Masked,
     "distil-drafter": DistilDrafter,
     "consistency": Consistency,
+    "block": Block,
 }
 
 
