@@ -41,13 +41,15 @@ def main() -> None:
     console.print(picture(filler.infill(HOLES)), highlight=False)
     console.print("\n[bold]What each method costs[/] (forerun compare):\n")
     with console.status("taking turns …"):
-        diffusion, distilled = forerun.load("zoo:masked"), forerun.load("zoo:consistency")
+        diffusion, distilled, blocks = (forerun.load(name) for name in ("zoo:masked", "zoo:consistency", "zoo:block"))
         contestants = [
             *entries(model, ["ar", "lookup", "lookahead", "speculative"], "zoo:drafter"),
             Entry(model, "specdiff", {"draft": diffusion}),
             *entries(distilled, ["ar", "jacobi", "multiblock"]),
             *entries(filler, ["sequential", "assd"]),
             *(Entry(diffusion, method, {"cache": "dual"}) for method in ("stepwise", "ssd")),
+            *entries(blocks, ["ar", "s2d2-exact"]),
+            *(Entry(blocks, method, {"block": 16}) for method in ("block", "s2d2")),
         ]
         rows = compare(contestants, CODE[:4], judge=model, **HOW)
     show_table({"machine": machine(), "prompts": 4, **HOW, "rows": as_dicts(rows)}, console)

@@ -6,6 +6,7 @@ from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.errors import NotAble
 from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law, standard_cases
+from forerun.families.block import Block
 from forerun.families.masked import Masked
 
 TARGET = TableBackbone(vocab=3, seed=1)
@@ -81,7 +82,7 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 def test_every_method_that_claims_to_be_exact_is_certified_here():
     exact = {name for name in registry.BUILT_IN["methods"] if registry.get("methods", name).guarantee == "exact"}
     certified = {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
-    assert exact == certified | {"jacobi", "multiblock", "lookahead"}
+    assert exact == certified | {"jacobi", "multiblock", "lookahead"} | {"s2d2-exact", "block-stepwise", "block-ssd"}
 
 
 @pytest.mark.parametrize("method", ["sequential", "assd"])
@@ -116,6 +117,47 @@ def test_guessing_and_recycling_are_certified_above_temperature_0_too(method):
     law."""
     for case in standard_cases(method):
         assert_certified(case())
+
+
+@pytest.mark.parametrize("method", ["s2d2-exact", "block-stepwise", "block-ssd"])
+def test_block_models_are_certified(method):
+    """Lossless self-speculation has block-size-1 decoding's law; SSD inside a block has stepwise decoding's. Aligned and shifted,
+    for prompts that end before, at and after the end of a block."""
+    for case in standard_cases(method):
+        assert_certified(case())
+
+
+BLOCK_MODELS = [Block(2, 4), Block(2, 4, shifted=True)]
+
+
+@pytest.mark.parametrize("family", BLOCK_MODELS, ids=["aligned", "shifted"])
+@pytest.mark.parametrize("block", [2, 3, 4])
+@pytest.mark.parametrize("prompt", [[0], [0, 1, 0], [1, 0, 1, 1]], ids=str)
+def test_what_s2d2_verifies_has_the_law_of_blocks_of_one_token(family, block, prompt):
+    """The local rule: always verified, every token has the law of block size 1 given what came before, finished blocks read as
+    such. With all text read at block size 1 that is block-size-1 decoding: the exact corner."""
+    for temperature in (1.0, 0.0):
+        for causal, size in (("nothing", block), ("prefix", block), ("text", 1)):
+            option = {"block": block, "causal": causal, "router": "span", "span": 1}
+            own = dict(mask=2, family=family, size=size, method_options=option, max_tokens=3, temperature=temperature)
+            assert_certified(certify_case("s2d2", TARGET, prompt, **own))
+
+
+def test_a_router_that_verifies_by_what_it_expects_keeps_the_local_rule():
+    """It looks at laws and never at the tokens drawn from them, so that it may choose when to verify, but not what comes of it."""
+    own = dict(mask=2, family=Block(2, 4), size=4, max_tokens=3, temperature=1.0)
+    for option in ({"router": "score", "enough": -9.0}, {"router": "hysteresis", "on": -9.0, "off": -9.0}):
+        assert_certified(certify_case("s2d2", TARGET, [0, 1, 0], method_options={"block": 4, **option}, **own))
+    mixed = {"block": 4, "router": "span", "span": 2, "threshold": 0.0}
+    assert certify_case("s2d2", TARGET, [0], method_options=mixed, **own).distance > 1e-3
+
+
+def test_a_tempered_ratio_is_not_lossless():
+    own = dict(mask=2, family=Block(2, 4), max_tokens=3, temperature=1.0)
+    exact = {"block": 4, "causal": "text"}
+    assert_certified(certify_case("s2d2", TARGET, [0], method_options=exact, **own))
+    for power in (0.5, 1.5):
+        assert certify_case("s2d2", TARGET, [0], method_options={**exact, "ratio_power": power}, **own).distance > 1e-3
 
 
 def test_a_drafter_with_more_tokens_than_its_target_is_certified():

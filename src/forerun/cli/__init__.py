@@ -154,18 +154,33 @@ def tune(
 
 @app.command()
 def analyse(
-    analysis: Annotated[str, typer.Argument(help="ssd-limit: how much better drafts could make SSD.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="A masked model.")] = "zoo:masked",
+    analysis: Annotated[
+        str,
+        typer.Argument(
+            help="ssd-limit: how much better drafts could make SSD; ar-ness: how nearly from left to right a block model decodes, "
+            "and how sure it is; estimators: how well acceptance is foreseen; frontier: what speed costs in quality."
+        ),
+    ],
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: zoo:masked for ssd-limit, else zoo:block.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
-    block: Annotated[int, typer.Option(help="Blanks per block.")] = 8,
-    cache: Annotated[str, typer.Option(help="none, prefix or dual.")] = "none",
+    block: Annotated[int | None, typer.Option(help="Tokens per block; default: 8 for ssd-limit, else 16.")] = None,
+    cache: Annotated[str, typer.Option(help="ssd-limit: none, prefix or dual.")] = "none",
     max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 decides on the likeliest token.")] = 0.0,
+    data: Annotated[
+        str | None,
+        typer.Option(help="frontier: held-out text of a folder of .py files or a .jsonl[.xz]; default: what is installed."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="frontier: completions.")] = 16,
+    judge: Annotated[str, typer.Option(help="frontier: a left-to-right model with the same tokens.")] = "zoo:ar",
+    plot: Annotated[str | None, typer.Option(help="Also draw it into this file (ar-ness, frontier).")] = None,
     json: Json = False,
 ) -> None:
-    """What limits a method on a model."""
+    """What limits a method on a model, and how a model decodes."""
     from forerun.cli.analyse import run
 
-    run(analysis, model, prompts, dict(block=block, cache=cache, max_tokens=max_tokens), json)
+    how = dict(block=block, max_tokens=max_tokens, temperature=temperature)
+    run(analysis, model, prompts, how, dict(cache=cache, data=data, count=count, judge=judge, plot=plot), json)
 
 
 trajectories = typer.Typer(help="Jacobi trajectories: collect them for consistency training, look at one.", no_args_is_help=True)

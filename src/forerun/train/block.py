@@ -89,6 +89,12 @@ class Block(Objective):
 
     def loss(self, network: Any, *batch: Tensor) -> Tensor:
         tokens_BL, seen_BL, block_BL, causal_B, weight_BL = batch
+        logits_BLV = self.logits(network, tokens_BL, seen_BL, block_BL, causal_B)
+        loss_BL = F.cross_entropy(logits_BLV.flatten(0, 1), tokens_BL.flatten(), reduction="none").view_as(tokens_BL)
+        return (loss_BL * weight_BL).sum() / len(tokens_BL)
+
+    def logits(self, network: Any, tokens_BL: Tensor, seen_BL: Tensor, block_BL: Tensor, causal_B: Tensor) -> Tensor:
+        """What the network says of every token, given its block as it is seen and the clean text before it."""
         length = tokens_BL.shape[1]
         position_L = torch.arange(length, device=tokens_BL.device)
         logits_BRV = network(
@@ -99,9 +105,7 @@ class Block(Objective):
             use_cache=False,
         ).logits
         logits_BLV = speaking_before(logits_BRV, block_BL) if self.shifted else logits_BRV
-        logits_BLV = logits_BLV.float().index_fill(-1, torch.tensor([self.mask_token], device=logits_BLV.device), -1e9)
-        loss_BL = F.cross_entropy(logits_BLV.flatten(0, 1), tokens_BL.flatten(), reduction="none").view_as(tokens_BL)
-        return (loss_BL * weight_BL).sum() / len(tokens_BL)
+        return logits_BLV.float().index_fill(-1, torch.tensor([self.mask_token], device=logits_BLV.device), -1e9)
 
     def held_out(self) -> Block:
         """The bound in blocks of the largest size."""

@@ -14,7 +14,7 @@ from forerun.train.any_subset import AnySubset
 from forerun.train.base import Objective
 from forerun.train.block import Block
 from forerun.train.consistency import Consistency
-from forerun.train.distil import DistilDrafter
+from forerun.train.distil import DistilBlock, DistilDrafter
 from forerun.train.masked import Masked
 
 
@@ -38,6 +38,7 @@ OBJECTIVES: dict[str, Any] = {
     "distil-drafter": DistilDrafter,
     "consistency": Consistency,
     "block": Block,
+    "distil-block": DistilBlock,
 }
 
 

@@ -1,0 +1,113 @@
+"""Estimators and routers, with numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from forerun import registry
+from forerun.routers import ESTIMATORS, Routing, Sight, drafting, expected_prefix, first_run, seen
+
+SURE = [0.97, 0.01, 0.01, 0.01]
+TORN = [0.5, 0.5, 0.0, 0.0]
+FLAT = [0.25, 0.25, 0.25, 0.25]
+
+
+def router(**options):
+    routing = Routing(**options)
+    return registry.get("routers", routing.router)(routing)
+
+
+def sight(expected=2.0, run=4, blanks=6, confident=1, entropy=0.2, block=8):
+    return Sight(run, block, blanks, expected, confident, entropy)
+
+
+def estimate(name, laws, strength=None, where=(0, 1, 2)):
+    function, default = ESTIMATORS[name]
+    own = torch.tensor([laws], dtype=torch.float64)
+    return function(own, torch.tensor([list(where[: len(laws)])]), default if strength is None else strength)[0].tolist()
+
+
+def test_estimators_say_what_the_paper_says():
+    laws = [SURE, TORN, FLAT]
+    entropies = [-sum(p * math.log(p) for p in law if p) / math.log(4) for law in laws]
+    assert estimate("entropy", laws) == pytest.approx([math.exp(-h) for h in entropies])
+    assert estimate("entropy", laws, 2.0) == pytest.approx([math.exp(-2 * h) for h in entropies])
+    assert estimate("margin", laws, 0.5) == [1, 0, 0] and estimate("margin", laws, 1e-9) == [1, 0, 0]
+    assert estimate("confidence", laws, 0.5) == pytest.approx([math.sqrt(max(law)) for law in laws])
+    assert estimate("renyi", laws) == pytest.approx([sum(p * p for p in law) for law in laws])
+    assert estimate("hard-entropy", laws, 0.3) == [1, 0, 0]
+    scattered = estimate("random", [SURE] * 3, where=(10, 11, 12))
+    assert all(0 <= x < 1 for x in scattered) and len(set(scattered)) == 3
+
+
+def test_the_expected_prefix_is_a_sum_of_products():
+    assert expected_prefix(torch.tensor([[0.5, 0.5, 1.0], [1.0, 0.0, 1.0]])).tolist() == [0.5 + 0.25 + 0.25, 1.0]
+
+
+def test_the_first_run_ends_where_a_token_is_decided_or_the_list_is_padded():
+    where = torch.tensor([[3, 4, 6, 7], [5, 6, 7, 8], [2, 3, -1, -1]])
+    assert first_run(where).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
+
+
+def test_what_a_router_sees_comes_from_the_run_and_the_confident_blanks():
+    own = torch.tensor([[SURE, TORN, SURE]], dtype=torch.float64)
+    where = torch.tensor([[4, 5, 7]])
+    expected, entropy, confident = seen("confidence", 1.0, 0.9)(where, own, None)
+    assert int(expected) == pytest.approx(1e6 * (0.97 + 0.97 * 0.5), abs=2) and int(confident) == 2
+    torn = math.log(2) / math.log(4)
+    sure = -sum(p * math.log(p) for p in SURE) / math.log(4)
+    assert int(entropy) == pytest.approx(1e6 * (torn + sure) / 2, abs=2)
+
+
+def test_a_draft_has_a_token_for_every_blank_and_padding_never_counts():
+    own = torch.tensor([[SURE, TORN, [0.0] * 4], [SURE, SURE, FLAT]], dtype=torch.float64)
+    where = torch.tensor([[4, 5, -1], [8, 9, 10]])
+    columns = drafting("entropy", None, 0.9)(where, own, own, lambda law: law.argmax(-1))
+    tokens, sure = torch.stack(columns[:3], 1), torch.stack(columns[3:6], 1)
+    assert tokens.tolist() == [[0, 0, 0], [0, 0, 0]] and sure.tolist() == [[1, 0, 0], [1, 1, 0]]
+
+
+def test_the_span_router_counts_blanks():
+    assert router(span=4).verify(sight(run=4)) and not router(span=5).verify(sight(run=4))
+
+
+def test_the_score_is_what_is_expected_less_what_it_costs():
+    assert sight(expected=2.5).score(Routing(cost=1.0)) == 1.5
+    assert sight(expected=2.5, confident=3).score(Routing(cost=0.5, score="dynamic")) == 1.0
+    assert router(router="score", enough=1.0).verify(sight(expected=2.0))
+    assert not router(router="score", enough=1.0).verify(sight(expected=1.9))
+
+
+def test_hysteresis_stays_as_it_is_between_its_two_thresholds():
+    way = router(router="hysteresis", on=1.0, off=-1.0)
+    scores = [0.0, 0.9, 1.0, 0.0, -1.0, -1.1, 0.0, 0.9, 1.2]
+    assert [way.verify(sight(expected=s + 1)) for s in scores] == [False, False, True, True, True, False, False, False, True]
+
+
+def test_the_bandit_tries_both_ways_and_then_prefers_what_pays():
+    way = router(router="bandit", explore=0.1, bins="1,1,1")
+    said = []
+    for _ in range(30):
+        verify = way.verify(sight())
+        said.append(verify)
+        way.learn(8 if verify else 1, 2 if verify else 1)  # four tokens per forward against one
+    assert said[:2] == [True, False] and all(said[5:])
+    situation = way.last[0]
+    assert way.told[situation, True] == (said.count(True), 4.0 * said.count(True))
+
+
+def test_the_bandit_tells_situations_apart():
+    way = router(router="bandit", bins="2,2,2")
+    places = {way._situation(s) for s in (sight(run=1), sight(run=8), sight(blanks=1), sight(entropy=0.9), sight(entropy=1.0))}
+    assert len(places) == 4  # the two high entropies are one
+    assert way._situation(sight(run=8, blanks=0, entropy=1.0)) == (1, 1, 1)
+
+
+def test_upper_confidence_bounds_are_equation_16():
+    way = router(router="bandit", explore=0.5, bins="1,1,1")
+    way.told = {((0, 0, 0), True): (4, 6.0), ((0, 0, 0), False): (2, 3.6)}
+    way.time = 9
+    assert way._bound(((0, 0, 0), True)) == pytest.approx(1.5 + 0.5 * math.sqrt(math.log(9) / 4))
+    assert way._bound(((0, 0, 0), False)) == pytest.approx(1.8 + 0.5 * math.sqrt(math.log(9) / 2))
+    assert way.verify(sight()) is False
