@@ -17,12 +17,12 @@ lint: .venv/dev             ## ruff and mypy
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
 
-bench: .venv/dev .venv/smollm  ## side by side with transformers, ratios last
-	$(BIN)/python bench/core.py
-
-readme: .venv/dev .venv/smollm ## the README's table and picture, measured anew
+bench: .venv/dev .venv/smollm  ## side by side with transformers: the table of docs/speed.md
 	$(BIN)/python bench/core.py --json .venv/bench.json
-	$(BIN)/python bench/readme.py .venv/bench.json
+	$(BIN)/python bench/readme.py --speed .venv/bench.json
+
+readme: .venv/dev            ## the README's table and picture, measured anew; DATA=corpus for held-out prompts
+	$(BIN)/python bench/readme.py $(DATA)
 
 .venv/made:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Forerun needs Python 3.11 or newer: make PYTHON=python3.11 ..."'

@@ -83,7 +83,6 @@ def measured(data: str, count: int) -> dict[str, Any]:
     prompts = windows[:, :64].tolist()
     model, judge = forerun.load("zoo:block", lanes=count), forerun.load("zoo:ar", lanes=1)
     panels = {f"blocks of {block}": frontier(model, judge, windows, ways(block)) for block in BLOCKS}
-    draw({title: [p for p in own if p.tokens_per_forward.mean < 3.2] for title, own in panels.items()}, str(DOCS / "block.png"))
     hot = {f"blocks of {block}": frontier(model, judge, windows, ways(block), temperature=1.0) for block in (16,)}
     found = []
     for name, way in (("static", dict(method="block-stepwise")), ("dynamic", dict(method="block")), ("s2d2", dict(method="s2d2"))):
@@ -169,6 +168,8 @@ def main() -> None:
         report |= {"count": arguments.count, **measured(arguments.data, arguments.count)}
     report |= {"machine": machine(), "times": timed(prompts)}
     (DOCS / "block.json").write_text(json.dumps(report, indent=1))
+    panels = {title: [p for p in map(as_point, own) if p.tokens_per_forward.mean < 3] for title, own in report["frontier"].items()}
+    draw(panels, str(DOCS / "block.png"))
     write_tables("block.md", tables(report))
 
 

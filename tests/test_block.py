@@ -188,8 +188,9 @@ def test_batched_equals_alone_and_the_same_seed_gives_the_same_output(kind, meth
 
 
 @kinds
-@causals
-@pytest.mark.parametrize("method", ["block", "s2d2", "block-ssd"])
+@pytest.mark.parametrize(
+    "method, causal", [*((m, c) for m in ("block", "s2d2") for c in ("nothing", "prefix", "text")), ("block-ssd", "nothing")]
+)
 def test_cached_equals_uncached(kind, causal, method, monkeypatch):
     m = fresh(kind, torch.float64)
     how = dict(method=method, max_tokens=18, ignore_eos=True, causal=causal, temperature=0.9, seed=1, **METHODS[method])
@@ -221,8 +222,7 @@ def test_text_ends_at_an_end_token_in_the_middle_of_a_block(kind, method):
 
 
 @kinds
-@pytest.mark.parametrize("block", [1, 2, 5, 8])
-@pytest.mark.parametrize("sub_block", [None, 2])
+@pytest.mark.parametrize("block, sub_block", [(1, None), (2, None), (5, None), (8, None), (2, 2), (5, 2), (8, 2), (8, 3)])
 def test_ssd_inside_a_block_writes_what_stepwise_writes_in_no_more_forwards(kind, block, sub_block):
     m = model(kind, torch.float64)
     how = dict(max_tokens=17, block=block, sub_block=sub_block, ignore_eos=True)
@@ -354,6 +354,14 @@ def test_a_block_model_drafts_for_a_left_to_right_model(kind):
         (dict(method="s2d2-exact", k=17), "k=17"),
         (dict(method="s2d2-exact", ahead="none"), "ahead"),
         (dict(method="s2d2-canvases", drafts=6), "drafts"),
+        (dict(method="s2d2-canvases", causal="text"), "causal='nothing'"),
+        (dict(method="block-ssd", causal="prefix"), "causal='nothing'"),
+        (dict(method="block", steps=4), "schedule='static'"),
+        (dict(method="block", block=4, sub_block=5), "sub_block=5 must be at most 4"),
+        (dict(method="s2d2", estimator="renyi", strength=0.5), "has none"),
+        (dict(method="s2d2", bins="²,2,2"), "bins"),
+        (dict(method="s2d2", cost="x"), "cost='x' must be a number"),
+        (dict(method="s2d2", edit=0.5, presence_penalty=1.0), "with penalties"),
     ],
     ids=str,
 )
@@ -367,6 +375,8 @@ def test_models_of_another_family_are_refused():
         model("llama").generate([1], method="s2d2")
     with pytest.raises(NotAble, match=r"'ssd' needs a model that looks at a whole canvas.*'block'"):
         model("block").generate([1], method="ssd")
+    with pytest.raises(NotAble, match="cannot look past a hole"):
+        model("block").infill(token_ids=[1, None, 2])
     with pytest.raises(NotAble, match="speak of their own tokens"):
         model("block-shifted").generate([1], method="block", edit=0.5, max_tokens=4)
 
@@ -439,6 +449,20 @@ def test_a_threshold_nobody_reaches_edits_nothing_and_costs_a_look_per_block():
     assert careful.token_ids == plain.token_ids and careful.stats.forwards == plain.stats.forwards + 2
     none = m.generate(list(range(8)), edit=1.0, post_edits=0, **how)
     assert none.stats.forwards == plain.stats.forwards
+
+
+def test_editing_goes_with_log_probabilities_stop_strings_and_end_tokens():
+    m = fresh("block", torch.float64)
+    how = dict(method="block", edit=0.0, post_edits=1, max_tokens=20, temperature=1.0, seed=2, ignore_eos=True)
+    plain = m.generate(list(range(12)), logprobs=1, **how)
+    assert any(e.reason == "edited" for e in plain.trace)
+    assert [entry["token"] for entry in plain.logprobs] == plain.token_ids
+    end = plain.token_ids[6]
+    stopped = m.generate(list(range(12)), stop_token_ids=[end], **how)
+    assert stopped.token_ids == plain.token_ids[: plain.token_ids.index(end) + 1] and stopped.finish_reason == "stop"
+    said = m.decode(plain.token_ids[4:6])
+    cut = m.generate(list(range(12)), stop=[said], **how)
+    assert cut.finish_reason == "stop" and said not in cut.text and plain.text.startswith(cut.text)
 
 
 def test_batched_editing_equals_editing_alone():
@@ -540,6 +564,21 @@ def test_sdar_moe_checkpoints_load_by_their_real_keys(tmp_path):
         forerun.load(write(tmp_path / "bad", config, weights))
 
 
+def test_rotations_are_not_rounded_to_the_weights_type_and_never_scaled_in_silence(tmp_path):
+    net = tiny.build("qwen3", 3)
+    config = {**plain_config(net), "model_type": "sdar", "mask_token_id": 255, "eos_token_id": 256, "rope_theta": 1e6}
+    weights = {k: v for k, v in net.state_dict().items() if not (net.config.tie_word_embeddings and k == "lm_head.weight")}
+    folder = write(tmp_path / "sdar", config, weights)
+    fine, coarse = (forerun.load(folder, dtype=dtype).backbone for dtype in ("float32", "bfloat16"))
+    assert (fine.cos_CD - coarse.cos_CD.float()).abs().max() < 0.01  # of one rounding, at every one of the positions
+    zoo = [forerun.load("zoo:block", dtype=dtype).backbone for dtype in ("float32", "bfloat16")]
+    assert (zoo[0].cos_CD - zoo[1].cos_CD.float()).abs().max() < 0.01
+    told = {k: v for k, v in config.items() if k != "rope_theta"} | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    assert torch.equal(forerun.load(write(tmp_path / "new", told, weights)).backbone.cos_CD, fine.cos_CD)
+    with pytest.raises(NotAble, match="yarn"):
+        forerun.load(write(tmp_path / "scaled", {**config, "rope_scaling": {"type": "yarn", "factor": 4.0}}, weights))
+
+
 def test_fast_dllm_v2_checkpoints_load_by_their_real_keys_and_speak_of_the_next_token(tmp_path):
     net = tiny.build("qwen2", 3)
     config = {**plain_config(net), "model_type": "Fast_dLLM_Qwen", "bd_size": 4, "mask_token_id": 255, "rope_theta": 10000.0}
@@ -557,8 +596,8 @@ def test_fast_dllm_v2_checkpoints_load_by_their_real_keys_and_speak_of_the_next_
 
 LLADA2 = dict(
     model_type="llada2_moe", vocab_size=120, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=8, num_experts_per_tok=2, num_shared_experts=1, n_group=4,
-    topk_group=2, first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, partial_rotary_factor=0.5,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=16, num_experts_per_tok=2, num_shared_experts=1,
+    n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True, partial_rotary_factor=0.5,
     rope_theta=600000.0, rms_norm_eps=1e-6, max_position_embeddings=64, tie_word_embeddings=False, use_qk_norm=True,
     score_function="sigmoid", mask_token_id=119, eos_token_id=118, block_size=4,
 )  # fmt: skip
@@ -580,8 +619,8 @@ def llada2_weights(seed=0):
         if i == 0:
             own |= mlp("mlp", 48)
         else:
-            own |= {"mlp.gate.weight": draw(8, 32), "mlp.gate.expert_bias": draw(8)} | mlp("mlp.shared_experts", 16)
-            for e in range(8):
+            own |= {"mlp.gate.weight": draw(16, 32), "mlp.gate.expert_bias": draw(16)} | mlp("mlp.shared_experts", 16)
+            for e in range(16):
                 own |= mlp(f"mlp.experts.{e}", 16)
         w |= {f"model.layers.{i}.{name}": tensor for name, tensor in own.items()}
     return w
@@ -607,8 +646,9 @@ def llada2_by_hand(w, ids, sees):
     def experts(x, prefix):
         score = torch.sigmoid(x @ w[f"{prefix}.gate.weight"].T)
         biased = score + w[f"{prefix}.gate.expert_bias"]
-        best = sorted(range(4), key=lambda g: -float(biased[2 * g] + biased[2 * g + 1]))[:2]  # groups of two experts
-        chosen = sorted((e for g in best for e in (2 * g, 2 * g + 1)), key=lambda e: -float(biased[e]))[:2]
+        groups = [range(4 * g, 4 * g + 4) for g in range(4)]  # a group is as good as its two best experts
+        best = sorted(groups, key=lambda own: -sum(sorted((float(biased[e]) for e in own), reverse=True)[:2]))[:2]
+        chosen = sorted((e for own in best for e in own), key=lambda e: -float(biased[e]))[:2]
         total = sum(score[e] for e in chosen)
         return sum(2.5 * score[e] / total * mlp(x, f"{prefix}.experts.{e}") for e in chosen) + mlp(x, f"{prefix}.shared_experts")
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.errors import NotAble
+from forerun.errors import BadOption, NotAble
 from forerun.evaluate.blocks import (
     Way,
     draw,
     draw_habits,
     estimator_errors,
-    first_line,
     frontier,
     global_ar_ness,
     habits,
@@ -20,6 +19,7 @@ from forerun.evaluate.blocks import (
     order_of,
     ways,
 )
+from forerun.evaluate.metrics import first_line
 from tests.conftest import model
 
 
@@ -42,9 +42,20 @@ def test_left_to_right_methods_have_ar_ness_1_and_confidence_is_that_of_the_mome
     assert np.nanmin(found.confidence) > 0 and np.nanmax(found.tokens_per_forward) == 1
     static = m.generate([[5, 6, 7]], method="block-stepwise", **how)
     assert order_of(static[0]) != sorted(order_of(static[0]))
-    first = static[0].trace[0]
-    chance = np.exp(static[0].logprobs[first.positions[0] - 3]["logprob"])
-    assert habits(static, "static", 8, parts=100).confidence[0] == pytest.approx(chance, rel=0.5)
+    chances = {3 + i: np.exp(entry["logprob"]) for i, entry in enumerate(static[0].logprobs)}
+    firsts = {p // 8: p for p in reversed(order_of(static[0]))}  # of every block the first that is decided
+    told = habits(static, "static", 8, parts=100)
+    assert told.confidence[0] == pytest.approx(np.mean([chances[p] for p in firsts.values()]))
+    assert len(told.confidence) == 100 and None not in told.confidence
+
+
+def test_a_forward_that_only_drafts_counts():
+    m = model("block", torch.float64)
+    results = m.generate([[5, 6, 7], [9]], method="s2d2", max_tokens=13, ignore_eos=True, logprobs=0)
+    told = habits(results, "s2d2", 8, parts=1)
+    assert told.tokens_per_forward == [sum(r.stats.tokens for r in results) / sum(r.stats.forwards for r in results)]
+    with pytest.raises(BadOption):
+        habits(m.generate([[5]], method="block", block=9, max_tokens=3), "block", 8)
 
 
 def test_edits_do_not_count_as_decisions():
@@ -60,6 +71,14 @@ def test_an_estimators_error_is_what_it_expects_less_what_is_accepted():
     certain, never = found["margin", 0.01], found["hard-entropy", 0.01]
     assert certain.bias >= found["margin", 0.2].bias and never.bias <= 0
     assert all(row.absolute >= abs(row.bias) - 1e-9 for row in found.values())
+    drafts = [
+        e
+        for r in m.generate([[5, 6, 7], list(range(8))], method="s2d2", max_tokens=16, ignore_eos=True)
+        for e in r.trace
+        if e.drafted
+    ]
+    never_accepts = np.mean([len(e.tokens) for e in drafts])  # an estimator that expects nothing is off by what is accepted
+    assert never.bias == pytest.approx(-never_accepts) and never.absolute == pytest.approx(never_accepts)
     with pytest.raises(NotAble, match="no block model"):
         estimator_errors(model("llama"), [[5]])
 

@@ -114,3 +114,55 @@ def test_the_command_prints_a_table_json_csv_and_a_page(tmp_path):
 def test_comparing_nothing_is_refused():
     assert isinstance(runner.invoke(app, ["compare", "--rounds", "0"]).exception, BadOption)
     assert isinstance(runner.invoke(app, ["compare", "--methods", "nope"]).exception, BadOption)
+
+
+def test_where_the_truth_is_known_completions_and_models_are_set_beside_it():
+    m = fresh()
+    truths = [m.generate(p, max_tokens=6, ignore_eos=True).token_ids for p in PROMPTS[:3]]
+    truths[2] = [t ^ 1 for t in truths[2]]
+    plain, drafted = compare(entries(m, ["ar", "lookup"]), PROMPTS[:3], max_tokens=6, rounds=1, truths=truths)
+    assert plain.exact == drafted.exact and 0 < plain.exact < 1 and plain.loss == drafted.loss > 0
+    masked = model("masked")
+    [row] = compare([Entry(masked, "stepwise", {})], PROMPTS[:3], max_tokens=6, rounds=1, truths=truths)
+    assert row.exact is not None and row.loss is None  # a masked model scores no chains
+    assert compare(entries(m, ["ar"]), PROMPTS[:2], max_tokens=4, rounds=1)[0].exact is None
+
+
+def test_of_several_models_each_runs_what_it_can():
+    from forerun.cli.compare import contestants_of
+    from forerun.errors import NotAble
+
+    loaded = {"a": fresh(), "b": model("block"), "c": model("masked")}
+    found = contestants_of(loaded, ["ar", "s2d2-exact", "ssd"], None)
+    assert [(e.model.family.name, e.method) for e in found] == [
+        ("causal", "ar"),
+        ("block", "ar"),
+        ("block", "s2d2-exact"),
+        ("masked", "ssd"),
+    ]
+    with pytest.raises(NotAble, match="'assd'"):
+        contestants_of(loaded, ["assd"], None)
+
+
+def test_held_out_text_is_prompts_with_known_ends(tmp_path):
+    for i in range(400):
+        (tmp_path / f"f{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 6)
+    own = [
+        "compare",
+        "--methods",
+        "ar,lookup",
+        "--data",
+        str(tmp_path),
+        "--count",
+        "2",
+        "--given",
+        "12",
+        "--max-tokens",
+        "8",
+        "--rounds",
+        "1",
+    ]
+    report = json.loads(runner.invoke(app, [*own, "--json"]).stdout)
+    assert report["prompts"] == 2 and all(row["exact"] is not None and row["loss"] > 0 for row in report["rows"])
+    both = runner.invoke(app, [*own, "--prompts", "p.txt"])
+    assert both.exit_code != 0 and isinstance(both.exception, BadOption)

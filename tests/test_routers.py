@@ -53,8 +53,8 @@ def test_the_first_run_ends_where_a_token_is_decided_or_the_list_is_padded():
 def test_what_a_router_sees_comes_from_the_run_and_the_confident_blanks():
     own = torch.tensor([[SURE, TORN, SURE]], dtype=torch.float64)
     where = torch.tensor([[4, 5, 7]])
-    expected, entropy, confident = seen("confidence", 1.0, 0.9)(where, own, None)
-    assert int(expected) == pytest.approx(1e6 * (0.97 + 0.97 * 0.5), abs=2) and int(confident) == 2
+    run, expected, entropy, confident = seen("confidence", 1.0, 0.9)(where, own, None)
+    assert int(run) == 2 and int(expected) == pytest.approx(1e6 * (0.97 + 0.97 * 0.5), abs=2) and int(confident) == 2
     torn = math.log(2) / math.log(4)
     sure = -sum(p * math.log(p) for p in SURE) / math.log(4)
     assert int(entropy) == pytest.approx(1e6 * (torn + sure) / 2, abs=2)
@@ -83,6 +83,30 @@ def test_hysteresis_stays_as_it_is_between_its_two_thresholds():
     way = router(router="hysteresis", on=1.0, off=-1.0)
     scores = [0.0, 0.9, 1.0, 0.0, -1.0, -1.1, 0.0, 0.9, 1.2]
     assert [way.verify(sight(expected=s + 1)) for s in scores] == [False, False, True, True, True, False, False, False, True]
+
+
+def test_hysteresis_counts_confident_blanks_unless_told_otherwise():
+    """A static score is never below minus its cost, so it could hardly turn off again."""
+    assert sight(expected=2.0, confident=5).score(Routing(router="hysteresis")) == -3.0
+    assert sight(expected=2.0, confident=5).score(Routing(router="hysteresis", score="static")) == 1.0
+    assert sight(expected=2.0, confident=5).score(Routing(router="score")) == 1.0
+
+
+def test_a_router_learns_what_came_of_its_word_before_the_next():
+    from types import SimpleNamespace
+
+    from forerun.routers import Watch
+
+    seq = SimpleNamespace(remaining=20, forwards=1)
+    watch = Watch(seq, Routing(router="bandit", bins="1,1,1"), 8)
+    told = []
+    watch._router.learn = lambda decided, forwards: told.append((decided, forwards))
+    watch.verify(sight())
+    seq.remaining, seq.forwards = 15, 3  # a verdict and the next draft
+    watch.verify(sight())
+    seq.remaining, seq.forwards = 13, 4
+    watch.verify(sight())
+    assert told == [(5, 2), (2, 1)]
 
 
 def test_the_bandit_tries_both_ways_and_then_prefers_what_pays():

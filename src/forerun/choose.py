@@ -59,7 +59,12 @@ def sure_enough(threshold: float) -> Rule:
 def confident(where_BN: Tensor, sure_BN: Tensor, threshold: float) -> Tensor:
     """Blanks whose token is at least this likely, and the surest one anyway."""
     best_BN = torch.arange(sure_BN.shape[1], device=sure_BN.device) == sure_BN.argmax(1, keepdim=True)
-    return ((sure_BN >= threshold) | best_BN) & (where_BN >= 0)
+    return (enough(sure_BN, threshold) | best_BN) & (where_BN >= 0)
+
+
+def enough(sure_BN: Tensor, threshold: float) -> Tensor:
+    """What is at least this likely. At 1 nothing is, whatever a float may say: a rule then does as without a threshold."""
+    return sure_BN >= threshold if threshold < 1 else torch.zeros_like(sure_BN, dtype=torch.bool)
 
 
 @cache
@@ -68,7 +73,7 @@ def edits(threshold: float) -> Rule:
 
     def rule(where_BN: Tensor, now_BN: Tensor, law_BNV: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
         token_BN, sure_BN = drawn(where_BN, law_BNV, own_BNV, sample)
-        return answer(token_BN, (sure_BN >= threshold) & (token_BN != now_BN) & (where_BN >= 0))
+        return answer(token_BN, enough(sure_BN, threshold) & (token_BN != now_BN) & (where_BN >= 0))
 
     return rule
 

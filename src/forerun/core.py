@@ -168,7 +168,7 @@ class Draw:
 
 
 class Canvas:
-    """A canvas of tokens with blanks. `fill` is the only way it changes, and it is the trace.
+    """A canvas of tokens with blanks. `fill` and `edit` are the only ways it changes, and they are the trace.
 
     Generating is filling a suffix; infilling is filling holes. `ending(token)` says why a decided prefix ends, if it does.
     """

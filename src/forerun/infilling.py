@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.arguments import Wish, check_text
-from forerun.core import BLANK, Canvas, Marginal
+from forerun.core import BLANK, AnySubset, Canvas, Canvases
 from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.jobs import Job
 from forerun.result import Result
@@ -228,10 +228,10 @@ def decode_after(model: Model, before: np.ndarray, ids: Sequence[int]) -> str:
 
 def check_options(model: Model, options: dict[str, Any]) -> None:
     """Refuse a model that cannot infill, and options that mean nothing where every hole is filled to its end."""
-    if Marginal not in model.family.answers:
+    if not {AnySubset, Canvases} & {*model.family.answers}:
         raise NotAble(
-            f"'{model.name}' (family '{model.family.name}') goes from left to right and cannot look past a hole. "
-            f"Infilling needs an any-subset or masked model, such as 'zoo:any-subset'."
+            f"'{model.name}' (family '{model.family.name}') goes from left to right, by tokens or blocks, and cannot look "
+            f"past a hole. Infilling needs an any-subset or masked model, such as 'zoo:any-subset'."
         )
     for name in NOT_HERE:
         if options.get(name):

@@ -140,6 +140,12 @@ def check_between(name: str, value: Any, least: float = 0.0, most: float = 1.0) 
     _require(fine, name, value, f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}")
 
 
+def check_number(name: str, value: Any) -> None:
+    """Refuse an option that is not a finite number."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    _require(fine, name, value, "a number")
+
+
 def check_positive(name: str, value: Any) -> None:
     """Refuse an option that is not a number above 0."""
     fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

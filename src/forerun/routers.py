@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from forerun import registry
-from forerun.choose import Rule, confident, drawn
+from forerun.choose import Rule, confident, drawn, enough
 from forerun.core import Canvas
 from forerun.errors import BadOption, unknown
-from forerun.parameters import check_between, check_positive, check_whole
+from forerun.parameters import check_between, check_number, check_positive, check_whole
 
 MILLION = 1_000_000  # outcomes of a rule are whole numbers, so shares and expectations travel in millionths
 SCORES = ("static", "dynamic")
+PLAIN = ("renyi", "random")  # estimators without a number
 
 
 def _normalised_entropy(own_BNV: Tensor) -> Tensor:
@@ -55,6 +56,9 @@ ESTIMATORS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], float]] =
 class Routing:
     """The options of every method that asks a router."""
 
+    threshold: float = field(
+        default=0.9, metadata={"help": "unverified: decide blanks at least this confident, and the surest anyway; 1: that alone"}
+    )
     router: str = field(default="span", metadata={"help": "who decides when to verify: span, score, hysteresis or bandit"})
     span: int = field(default=1, metadata={"help": "router span: verify runs of at least so many blanks; 1 verifies always"})
     estimator: str = field(
@@ -62,14 +66,17 @@ class Routing:
         metadata={"help": "how acceptance is foreseen: entropy, margin, confidence, renyi, hard-entropy or random"},
     )
     strength: float | None = field(default=None, metadata={"help": "the estimator's one number, if not its default"})
-    score: str = field(
-        default="static",
-        metadata={"help": "expected accepted tokens less the cost: static, or dynamic (times the confident blanks)"},
+    score: str | None = field(
+        default=None,
+        metadata={
+            "help": "expected accepted tokens less the cost: static, or dynamic (times the confident blanks); default: static, and "
+            "dynamic for hysteresis"
+        },
     )
     cost: float = field(default=1.0, metadata={"help": "what a verdict costs, in accepted tokens"})
     enough: float = field(default=0.0, metadata={"help": "router score: verify from this score on"})
     on: float = field(default=1.0, metadata={"help": "router hysteresis: begin to verify from this score on"})
-    off: float = field(default=-5.0, metadata={"help": "router hysteresis: stop below this score"})
+    off: float = field(default=-1.0, metadata={"help": "router hysteresis: stop below this score"})
     explore: float = field(default=0.5, metadata={"help": "router bandit: how much it tries what it knows little of"})
     bins: str = field(
         default="2,2,2", metadata={"help": "router bandit: parts of run length, progress and entropy that it tells apart"}
@@ -79,22 +86,35 @@ class Routing:
         registry.get("routers", self.router)
         if self.estimator not in ESTIMATORS:
             raise unknown("estimator", self.estimator, ESTIMATORS)
-        if self.score not in SCORES:
+        if self.score not in (None, *SCORES):
             raise unknown("score", self.score, SCORES)
         check_whole("span", self.span)
+        check_between("threshold", self.threshold)
         if self.strength is not None:
             check_positive("strength", self.strength)
+            if self.estimator in PLAIN:
+                raise BadOption(f"strength={self.strength:g}: the estimator {self.estimator!r} has none.")
         for name in ("cost", "enough", "on", "off"):
-            check_between(name, getattr(self, name), -math.inf, math.inf)
+            check_number(name, getattr(self, name))
         check_between("explore", self.explore, most=math.inf)
         if self.off > self.on:
             raise BadOption(f"off={self.off:g} must not be above on={self.on:g}.")
         parse_bins(self.bins)
 
+    @property
+    def per_confident(self) -> bool:
+        """Is the cost one per blank that confidence alone would decide?"""
+        return self.score == "dynamic" or (self.score is None and self.router == "hysteresis")
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Routing:
+        """Ours among a method's options; the others are left."""
+        return cls(**{name: options.pop(name) for name in Routing.__dataclass_fields__})
+
 
 def parse_bins(bins: Any) -> tuple[int, int, int]:
     parts = str(bins).split(",")
-    if len(parts) != 3 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise BadOption(f"bins={bins!r} must be three whole numbers, 1 or more, as in 2,2,2.")
     a, b, c = (int(part) for part in parts)
     return a, b, c
@@ -113,7 +133,7 @@ class Sight:
 
     def score(self, routing: Routing) -> float:
         """Equation 6."""
-        return self.expected - routing.cost * (self.confident if routing.score == "dynamic" else 1)
+        return self.expected - routing.cost * (self.confident if routing.per_confident else 1)
 
 
 class Router(Protocol):
@@ -197,8 +217,8 @@ def seen(estimator: str, strength: float | None, threshold: float) -> Rule:
         run_BN = first_run(where_BN)
         expected_B = expected_prefix(estimate(own_BNV, where_BN, default if strength is None else strength) * run_BN)
         entropy_B = (_normalised_entropy(own_BNV) * run_BN).sum(1) / run_BN.sum(1)
-        confident_B = ((own_BNV.amax(-1) >= threshold) & (where_BN >= 0)).sum(1)
-        return (expected_B * MILLION).long(), (entropy_B * MILLION).long(), confident_B
+        confident_B = (enough(own_BNV.amax(-1), threshold) & (where_BN >= 0)).sum(1)
+        return run_BN.sum(1), (expected_B * MILLION).long(), (entropy_B * MILLION).long(), confident_B
 
     return rule
 
@@ -234,20 +254,28 @@ class Drafted:
 class Watch:
     """What a method with a router asks the device: drafts, and what the router may see of them."""
 
-    def __init__(self, seq: Canvas, routing: Routing, threshold: float, block: int):
-        self.seq, self.block, self.router = seq, block, registry.get("routers", routing.router)(routing)
-        self._seen = seen(routing.estimator, routing.strength, threshold)
-        self._drafting = drafting(routing.estimator, routing.strength, threshold)
+    def __init__(self, seq: Canvas, routing: Routing, block: int):
+        self.seq, self.block, self._router = seq, block, registry.get("routers", routing.router)(routing)
+        self._seen = seen(routing.estimator, routing.strength, routing.threshold)
+        self._drafting = drafting(routing.estimator, routing.strength, routing.threshold)
+        self._then: tuple[int, int] | None = None  # blanks left, and forwards run, when the router was last asked
+
+    def verify(self, sight: Sight) -> bool:
+        """The router's word. It learns first what came of the last one: tokens decided and forwards run since."""
+        now = (self.seq.remaining, self.seq.forwards)
+        if self._then is not None:
+            self._router.learn(self._then[0] - now[0], now[1] - self._then[1])
+        self._then = now
+        return self._router.verify(sight)
 
     async def draft(self, blanks: list[int], law: Tensor, own: Tensor) -> Drafted:
         """Draw a token for every blank from its law."""
-        *found, expected, entropy, confident = await self.seq.draw(self._drafting, blanks, law, own)
+        *found, run, expected, entropy, confident = await self.seq.draw(self._drafting, blanks, law, own)
         tokens, sure = found[: len(blanks)], [bool(x) for x in found[len(found) // 2 :][: len(blanks)]]
-        return Drafted(blanks, tokens, sure, self._sight(blanks, expected, entropy, confident))
+        return Drafted(blanks, tokens, sure, self._sight(blanks, run, expected, entropy, confident))
 
     async def look(self, blanks: list[int], own: Tensor) -> Sight:
         return self._sight(blanks, *await self.seq.draw(self._seen, blanks, own))
 
-    def _sight(self, blanks: list[int], expected: int, entropy: int, confident: int) -> Sight:
-        run = next((i for i, p in enumerate(blanks) if p != blanks[0] + i), len(blanks))
+    def _sight(self, blanks: list[int], run: int, expected: int, entropy: int, confident: int) -> Sight:
         return Sight(run, self.block, len(blanks), expected / MILLION, confident, entropy / MILLION)

@@ -24,7 +24,7 @@ class Plan:
 
     @property
     def first_read(self) -> int:
-        return int(min(branch[0] for branch in self.reads if len(branch)))
+        return int(min(branch.min() for branch in self.reads if len(branch)))
 
 
 def causal_rows(tokens: np.ndarray) -> np.ndarray:

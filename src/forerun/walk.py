@@ -124,8 +124,10 @@ class BlockWalk(Walk):
         size = target.block if block is None else block
         if size > target.block:
             raise BadOption(f"block={block} must be at most {target.block}, the block that this model was trained for.")
+        if sub_block is not None and sub_block > size:
+            raise BadOption(f"sub_block={sub_block} must be at most {size}, the block that it is a part of.")
         super().__init__(seq, size, "none", 1)
-        self.part, self.causal = min(sub_block or size, size), causal
+        self.part, self.causal = sub_block or size, causal
         # In a shifted model the block before speaks of a block's first token: that is decided alone, and the block begins after it.
         self.begins_alone = target.row_before and causal == "nothing"
 
@@ -140,7 +142,8 @@ class BlockWalk(Walk):
         return self.begins_alone and self.seq.first_blank % self.block == 0
 
     def number(self, position: int) -> int:
-        return position // self.part
+        """Of the part that a position belongs to; parts are counted from the beginning of their block."""
+        return position // self.block * self.block + position % self.block // self.part
 
     def open(self, placed: Placement = (), later: int = 0) -> list[int]:
         frame, first = self.frame(), self.seq.first_blank

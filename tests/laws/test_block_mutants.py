@@ -220,18 +220,15 @@ def test_a_shifted_block_that_does_not_begin_with_its_first_token_is_caught(monk
     assert any_caught(stepwise_cases("block-stepwise", shifted=True))
 
 
-def test_a_router_that_looks_at_the_draft_is_caught(monkeypatch):
-    """Verifying only drafts of which the model is sure biases what verification makes of them, on blocks where it is the only
-    choice."""
+def test_drawing_again_until_a_draft_pleases_is_caught(monkeypatch):
     original = routers_file.Watch.draft
 
-    async def peeking(self, blanks, law, own):
+    async def choosy(self, blanks, law, own):
         found = await original(self, blanks, law, own)
         sure = all(float(own[i, x]) > 0.4 for i, x in enumerate(found.tokens))
-        again = found if sure else await original(self, blanks, law, own)  # draws anew until it likes the draft, once
-        return again
+        return found if sure else await original(self, blanks, law, own)
 
-    monkeypatch.setattr(routers_file.Watch, "draft", peeking)
+    monkeypatch.setattr(routers_file.Watch, "draft", choosy)
     assert any_caught(local_cases())
 
 

@@ -1,13 +1,26 @@
 """Certification by enumeration: the law of whole sequences is the reference's to 1e-12, for every drafter and parameter."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.errors import NotAble
-from forerun.evaluate.enumerate import SAMPLINGS, certify_case, method_law, reference_law, standard_cases
+from forerun.evaluate.enumerate import (
+    SAMPLINGS,
+    Enumeration,
+    block_context,
+    certify_case,
+    method_law,
+    reference_law,
+    standard_cases,
+    table_model,
+)
 from forerun.families.block import Block
 from forerun.families.masked import Masked
+from forerun.routers import Watch, expected_prefix
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -143,13 +156,67 @@ def test_what_s2d2_verifies_has_the_law_of_blocks_of_one_token(family, block, pr
             assert_certified(certify_case("s2d2", TARGET, prompt, **own))
 
 
-def test_a_router_that_verifies_by_what_it_expects_keeps_the_local_rule():
-    """It looks at laws and never at the tokens drawn from them, so that it may choose when to verify, but not what comes of it."""
-    own = dict(mask=2, family=Block(2, 4), size=4, max_tokens=3, temperature=1.0)
-    for option in ({"router": "score", "enough": -9.0}, {"router": "hysteresis", "on": -9.0, "off": -9.0}):
-        assert_certified(certify_case("s2d2", TARGET, [0, 1, 0], method_options={"block": 4, **option}, **own))
-    mixed = {"block": 4, "router": "span", "span": 2, "threshold": 0.0}
-    assert certify_case("s2d2", TARGET, [0], method_options=mixed, **own).distance > 1e-3
+def verdicts(**options):
+    """Where S2D2 verifies sometimes: how far the first token of a verdict is from its law at block size 1, given the text there."""
+    enumeration, family = Enumeration(), Block(2, 4)
+    target = table_model(TARGET, enumeration, (), family)
+
+    def run(seed, n):
+        outcomes = []
+        for result in target.generate([[0]], seed=seed, n=n, method="s2d2", max_tokens=6, temperature=1.0, block=3, **options):
+            board = {0: 0}
+            for event in result.trace:
+                first = min(i for i in range(7) if i not in board)
+                if event.reason in ("accepted", "resampled") and event.positions:
+                    outcomes.append((tuple(board[i] for i in range(first)), event.tokens[0]))
+                    break
+                board |= dict(zip(event.positions, event.tokens))
+            else:
+                outcomes.append(((), -1))
+        return outcomes
+
+    law = enumeration.law_of(run)
+    verified, worst = {}, 0.0
+    for (text, token), chance in law.items():
+        if text:
+            verified.setdefault(text, {})[token] = chance
+    for text, chances in verified.items():
+        place, digests = block_context(list(enumerate(text)), family, 3)
+        p = TARGET.logits(place, digests).clone()
+        p[2] = -torch.inf
+        total = sum(chances.values())
+        worst = max(worst, *(abs(chances.get(x, 0.0) / total - float(p.softmax(-1)[x])) for x in (0, 1)))
+    return worst, sum(law.values()), len(verified)
+
+
+SOMETIMES = dict(router="score", estimator="confidence", strength=1.0, enough=0.5, cost=1.0, threshold=0.0)
+
+
+def test_a_router_that_verifies_sometimes_keeps_the_local_rule():
+    """It looks at laws and never at the tokens drawn from them: it may choose when to verify, but not what comes of it."""
+    worst, mass, texts = verdicts(**SOMETIMES)
+    assert worst < 1e-12 and abs(mass - 1) < 1e-12 and texts > 1  # it verifies after one text and not after another
+
+
+def test_a_router_that_looks_at_the_draft_is_caught(monkeypatch):
+    """The planted mistake: what it expects is read off the drawn tokens, as the paper's formulas would have it."""
+    original = Watch.draft
+
+    async def peeking(self, blanks, law, own):
+        found = await original(self, blanks, law, own)
+        chances = [float(own[i, x]) for i, x in enumerate(found.tokens[: found.sight.run])]
+        expected = float(expected_prefix(torch.tensor([chances])))
+        return replace(found, sight=replace(found.sight, expected=expected))
+
+    monkeypatch.setattr(Watch, "draft", peeking)
+    assert verdicts(**SOMETIMES)[0] > 1e-3
+
+
+@pytest.mark.parametrize("family", BLOCK_MODELS, ids=["aligned", "shifted"])
+def test_canvases_that_are_always_verified_are_stepwise_decoding(family):
+    for option in ({"drafts": 3}, {"drafts": 0}, {"worth": 1.0}, {"tree": "chain", "drafts": 2}):
+        own = dict(mask=2, family=family, max_tokens=4, temperature=1.0, method_options={"block": 3, "span": 1, **option})
+        assert_certified(certify_case("s2d2-canvases", TARGET, [0], **own))
 
 
 def test_a_tempered_ratio_is_not_lossless():

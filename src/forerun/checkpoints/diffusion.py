@@ -82,7 +82,7 @@ def _llada(raw: dict[str, Any]) -> dict[str, Any]:
         intermediate_size=raw.get("mlp_hidden_size") or raw["mlp_ratio"] * raw["d_model"],
         max_position_embeddings=raw["max_sequence_length"],
         rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
-        rope_parameters={"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)},
+        rope_parameters=_rope(raw, 10000.0),
         tie_word_embeddings=raw.get("weight_tying", False),
     )
 
@@ -90,8 +90,16 @@ def _llada(raw: dict[str, Any]) -> dict[str, Any]:
 def _qwen(raw: dict[str, Any]) -> dict[str, Any]:
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     more = ("max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "head_dim", "attention_bias")
-    rope = {"rope_type": "default", "rope_theta": raw.get("rope_theta", 1e6)}
-    return {**{key: raw[key] for key in same}, **{key: raw[key] for key in more if key in raw}, "rope_parameters": rope}
+    return {**{key: raw[key] for key in same}, **{key: raw[key] for key in more if key in raw}, "rope_parameters": _rope(raw, 1e6)}
+
+
+def _rope(raw: dict[str, Any], theta: float) -> dict[str, Any]:
+    """Plain rotations, by the frequencies that the config names in either of the library's ways."""
+    told = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = told.get("rope_type") or told.get("type") or "default"
+    if kind != "default":
+        raise NotAble(f"this checkpoint scales its rotations ({kind!r}), which is untried for its kind: it is refused.")
+    return {"rope_type": "default", "rope_theta": raw.get("rope_theta") or told.get("rope_theta") or theta}
 
 
 def _qwen_moe(raw: dict[str, Any]) -> dict[str, Any]:
@@ -103,10 +111,9 @@ def _qwen_moe(raw: dict[str, Any]) -> dict[str, Any]:
 def _llada2(raw: dict[str, Any]) -> dict[str, Any]:
     if raw.get("score_function", "sigmoid") != "sigmoid" or raw.get("use_qkv_bias") or not raw.get("use_qk_norm", True):
         raise NotAble("this LLaDA2 has other gates, biases or no norms of queries and keys, which is untried: it is refused.")
-    own = _qwen(raw)
-    own["rope_parameters"]["partial_rotary_factor"] = raw.get("partial_rotary_factor", 0.5)
+    turned = {"partial_rotary_factor": raw.get("partial_rotary_factor", 0.5)}
     return dict(
-        **own,
+        **{**_qwen(raw), "rope_parameters": {**_rope(raw, 6e5), **turned}},
         moe_intermediate_size=raw["moe_intermediate_size"],
         n_routed_experts=raw["num_experts"],
         n_shared_experts=raw.get("num_shared_experts", 1),
@@ -173,8 +180,10 @@ def load(source: Source, raw: dict[str, Any], device: torch.device, dtype: torch
     _check(source, network, state)
     network.load_state_dict(state, assign=True)
     network.tie_weights()
-    network.model.rotary_emb = type(network.model.rotary_emb)(config)
+    rotary = type(network.model.rotary_emb)(config)
+    network.model.rotary_emb = torch.nn.Identity()
     network = network.to(device, dtype or state["model.embed_tokens.weight"].dtype)
+    network.model.rotary_emb = rotary.to(device)  # not in the weights' type: rounded frequencies are far off a thousand tokens on
     for name, buffer in network.named_buffers():
         if name in state:  # what chooses experts is small and stays exact
             buffer.data = state[name].to(device, torch.float32)

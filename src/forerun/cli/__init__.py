@@ -64,12 +64,20 @@ def certify(
 
 @app.command()
 def compare(
-    models: Annotated[list[str], typer.Option("--model", "-m", help="Repeat the flag to compare several.")] = ["zoo:ar"],  # noqa: B006
+    models: Annotated[
+        list[str], typer.Option("--model", "-m", help="Repeat the flag to compare several; 'zoo' is all embedded ones.")
+    ] = ["zoo:ar"],  # noqa: B006
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between them; default: all that the models can run.")
     ] = None,
     draft: Annotated[str | None, typer.Option(help="A smaller model for the methods that draft with one.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Prompts from held-out text of a folder of .py files or a .jsonl[.xz], whose true ends are known."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="With data: how many prompts.")] = 8,
+    given: Annotated[int, typer.Option(help="With data: tokens of each prompt.")] = 64,
     max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3,
@@ -83,7 +91,8 @@ def compare(
     from forerun.cli.compare import run
 
     how = dict(max_tokens=max_tokens, temperature=temperature, rounds=rounds, batch=batch, seed=seed)
-    run(models, methods, draft, prompts, how, dict(csv=csv, html=html, json=json))
+    held_out = dict(data=data, count=count, given=given)
+    run(models, methods, draft, prompts, held_out, how, dict(csv=csv, html=html, json=json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -23,7 +23,7 @@ def run(analysis: str, model: str | None, prompts: str | None, how: dict[str, An
 
     texts = read_prompts(prompts) if prompts else CODE
     default, default_block, show = ANALYSES[analysis]
-    found = show(model or default, texts, {**how, "block": how["block"] or default_block}, more, as_json)
+    found = show(model or default, texts, {**how, "block": default_block if how["block"] is None else how["block"]}, more, as_json)
     if as_json:
         typer.echo(json.dumps(found))
 
@@ -65,8 +65,8 @@ def ar_ness(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, A
     for one in found:
         table.add_row(one.how, "local", *(f"{x:.2f}" for x in one.local))
         table.add_row("", "global", *(f"{x:.2f}" for x in one.overall))
-        sure.add_row(one.how, "sure", *(f"{x:.2f}" for x in one.confidence))
-        sure.add_row("", "tokens", *(f"{x:.1f}" for x in one.tokens_per_forward))
+        sure.add_row(one.how, "confidence", *("" if x is None else f"{x:.2f}" for x in one.confidence))
+        sure.add_row("", "tokens/forward", *("" if x is None else f"{x:.1f}" for x in one.tokens_per_forward))
     show(table, quiet)
     show(sure, quiet)
     if more["plot"]:

@@ -34,6 +34,7 @@ def model_rows() -> list[dict[str, Any]]:
         *(row(f"tiny:{arch}", "masked", True, random) for arch in tiny.MASKED),
         *(row(f"tiny:{arch}", "block", True, random) for arch in tiny.BLOCK),
         row("DIRECTORY | OWNER/NAME", "masked", None, "LLaDA, Dream, DiffuCoder, MDLM, SEDD; what `forerun train masked` made"),
+        row("DIRECTORY | OWNER/NAME", "block", None, "SDAR, Fast-dLLM v2, LLaDA2, BD3-LM; what `forerun train block` made"),
         row("DIRECTORY | OWNER/NAME", "any-subset", None, "xlnet; any decoder of ours that `forerun train any-subset` made"),
     ]
 

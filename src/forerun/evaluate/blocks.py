@@ -17,8 +17,8 @@ from forerun.api import Model
 from forerun.core import BLANK, BlockWise, Canvas
 from forerun.engine.serve import Questions, Ticket
 from forerun.errors import NotAble
-from forerun.evaluate.certify import laws_along
-from forerun.evaluate.metrics import Mean, mean, shannon_entropy
+from forerun.evaluate.compare import surprises
+from forerun.evaluate.metrics import Mean, first_line, mean, shannon_entropy
 from forerun.methods.s2d2 import judged
 from forerun.parameters import Sampling
 from forerun.result import Result
@@ -73,40 +73,47 @@ class Habits:
     how: str
     local: list[float]  # AR-ness@k for k = 1, 2, ...
     overall: list[float]
-    confidence: list[float]  # of what is decided, from a block's first forward to its last, in equal parts
-    tokens_per_forward: list[float]
+    confidence: list[float | None]  # of what is decided, from a block's first decision to its last, in equal parts
+    tokens_per_forward: list[float | None]
 
 
 def habits(results: Sequence[Result], how: str, block: int, ks: int = 5, parts: int = 10) -> Habits:
     """From results that have log-probabilities."""
+    for result in results:
+        if result.error is not None:
+            raise result.error
     orders = [order_of(r) for r in results]
     sure: list[list[float]] = [[] for _ in range(parts)]
-    many: list[list[float]] = [[] for _ in range(parts)]
+    tokens, forwards = [0.0] * parts, [0.0] * parts
     for result in results:
         first = len(result.prompt_ids)
-        chance = {first + i: np.exp(entry["logprob"]) for i, entry in enumerate(result.logprobs or [])}
-        for forwards in _forwards_by_block(result, block):
-            for i, positions in enumerate(forwards):
-                part = min(i * parts // len(forwards), parts - 1)
-                sure[part] += [float(chance[p]) for p in positions if p in chance]
-                many[part].append(len(positions))
+        chance = {first + i: float(np.exp(entry["logprob"])) for i, entry in enumerate(result.logprobs or [])}
+        for decisions in _decisions_by_block(result, block):
+            for i, (positions, cost) in enumerate(decisions):
+                for part in range(i * parts // len(decisions), -(-(i + 1) * parts // len(decisions))):
+                    sure[part] += [chance[p] for p in positions if p in chance]
+                    tokens[part], forwards[part] = tokens[part] + len(positions), forwards[part] + cost
     return Habits(
         how,
         [float(np.mean([local_ar_ness(o, k) for o in orders])) for k in range(1, ks + 1)],
         [float(np.mean([global_ar_ness(o, k) for o in orders])) for k in range(1, ks + 1)],
-        [float(np.mean(part)) if part else float("nan") for part in sure],
-        [float(np.mean(part)) if part else float("nan") for part in many],
+        [float(np.mean(part)) if part else None for part in sure],
+        [n / cost if cost else None for n, cost in zip(tokens, forwards)],
     )
 
 
-def _forwards_by_block(result: Result, block: int) -> list[list[list[int]]]:
-    """For every block what each forward decided of it."""
-    found: dict[int, dict[int, list[int]]] = {}
+def _decisions_by_block(result: Result, block: int) -> list[list[tuple[list[int], int]]]:
+    """For every block what was decided of it at a time, and how many forwards that took: a draft may take one of its own."""
+    found: dict[int, list[tuple[list[int], int]]] = {}
+    by_forward: dict[int, list[int]] = {}
     for event in result.trace:
         if event.reason != "edited":
-            for position in event.positions:
-                found.setdefault(position // block, {}).setdefault(event.forward, []).append(position)
-    return [list(own.values()) for _, own in sorted(found.items())]
+            by_forward.setdefault(event.forward, []).extend(event.positions)
+    before = 0
+    for forward, positions in by_forward.items():
+        found.setdefault(min(positions, default=0) // block, []).append((positions, forward - before))
+        before = forward
+    return [own for _, own in sorted(found.items())]
 
 
 # How well acceptance is foreseen (Table 4).
@@ -142,11 +149,12 @@ def _verdicts(
     model: Model, prompt: Any, block: int | None, max_tokens: int, temperature: float, seed: int
 ) -> list[tuple[int, dict[tuple[str, float], float]]]:
     """S2D2 on one prompt, always verified: of every verdict how many tokens it accepted and how many were expected."""
-    from forerun.arguments import read_prompts
+    from forerun.arguments import read_prompts, room_after
 
     [ids], _ = read_prompts(model, [prompt], None)
     if not isinstance(ids, list):
         raise ids
+    room_after(ids, max_tokens, 0, model.context, model.name)
     history = History(Sampling(temperature=temperature), np.asarray(ids), model.vocab, frozenset())
     seq = Canvas([*ids, *[BLANK] * max_tokens], history=history, seed=seed)
     target: Any = Questions(model.family, model.host)
@@ -154,7 +162,7 @@ def _verdicts(
 
     async def decode() -> None:
         walk = BlockWalk(seq, target, block, None, "nothing")
-        watch = Watch(seq, Routing(), 0.9, walk.block)
+        watch = Watch(seq, Routing(), walk.part)
         while not seq.done:
             blanks, frame, alone = walk.open(), walk.frame(), walk.alone
             [(law, own)] = await walk.ask(target, [blanks], [()])
@@ -273,7 +281,7 @@ def frontier(
                 way.method,
                 way.options,
                 mean([r.stats.tokens / r.stats.forwards for r in results]),
-                mean(judged_nats(judge, results)),
+                mean(surprises(judge, [(r.prompt_ids, r.token_ids) for r in results])),
                 mean([shannon_entropy(r.token_ids) for r in results]),
                 mean([first_line(model.decode(r.token_ids)) == first_line(model.decode(t)) for r, t in zip(results, truths)]),
                 seconds,
@@ -281,24 +289,6 @@ def frontier(
         )
         progress(done + 1, len(decode))
     return points
-
-
-def judged_nats(judge: Model, results: Sequence[Result]) -> list[float]:
-    """How surprised a judge with the same tokens is by each completion, per token."""
-    twin = Model(judge.name, judge.family, judge.backbone, judge.tokenizer, (), lanes=1)
-    found = []
-    for result in results:
-        laws_TV = laws_along(twin, result.prompt_ids, result.token_ids, Sampling(temperature=1.0), frozenset())
-        picked_T = laws_TV[torch.arange(len(result.token_ids)), torch.tensor(result.token_ids)]
-        found.append(float(-picked_T.double().log().mean()))
-    return found
-
-
-def first_line(text: str) -> str:
-    """A completion up to the end of the first line that has something in it."""
-    lines = text.split("\n")
-    said = next((i for i, line in enumerate(lines) if line.strip()), len(lines) - 1)
-    return "\n".join(lines[: said + 1]).rstrip()
 
 
 def draw(panels: dict[str, Sequence[Point]], picture: str) -> None:
@@ -312,7 +302,8 @@ def draw(panels: dict[str, Sequence[Point]], picture: str) -> None:
         1, len(panels), figsize=(4.6 * len(panels), 4.2), layout="constrained", sharey=True, squeeze=False
     )
     for panel, (title, points) in zip(axes[0], panels.items()):
-        for number, series in enumerate(dict.fromkeys(point.series for point in points)):
+        names = list(dict.fromkeys(point.series for point in points))
+        for series, colour in zip(names, pyplot.get_cmap("tab20")(np.linspace(0, 1, len(names)))):
             own = [point for point in points if point.series == series]
             panel.errorbar(
                 [p.tokens_per_forward.mean for p in own],
@@ -320,7 +311,7 @@ def draw(panels: dict[str, Sequence[Point]], picture: str) -> None:
                 xerr=[p.tokens_per_forward.error for p in own],
                 yerr=[p.nats.error for p in own],
                 fmt=("o-" if len(own) > 1 else "s"),
-                color=f"C{number % 10}",
+                color=colour,
                 alpha=0.85,
                 capsize=2,
                 label=series,

@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from typing import Any
@@ -26,6 +26,7 @@ from forerun.core import Conditional, Marginal
 from forerun.errors import TokenizerMismatch
 from forerun.evaluate.certify import Bets, laws_along
 from forerun.evaluate.costs import Cost, since, snapshot
+from forerun.evaluate.metrics import first_line
 from forerun.parameters import Sampling
 from forerun.result import Result
 
@@ -67,6 +68,8 @@ class Row:
     p_value: float | None  # above temperature 0, of the hypothesis that the output has the reference's law
     perplexity: float | None  # under the judge
     parses: float  # share of prompts with their completions that are Python
+    exact: float | None = None  # share of completions whose first line is the true one, where that is known
+    loss: float | None = None  # the model's own, per token of the true completions, where it scores chains
     mflops_per_token: float = 0.0  # of all models together, rows as they really ran
     mbytes_per_token: float = 0.0  # weights, keys and values read
     draft_mflops: float | None = None  # per draft, of the models that draft
@@ -105,9 +108,10 @@ def compare(
     batch: int = 1,
     seed: int = 0,
     judge: Model | None = None,
+    truths: Sequence[Sequence[int]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Row]:
-    """Run all contestants in turns. The first round warms up and is not timed."""
+    """Run all contestants in turns. The first round warms up and is not timed. `truths` are what really follows the prompts."""
     how = dict(max_tokens=max_tokens, temperature=temperature, seed=seed)
     rates: list[list[float]] = [[] for _ in contestants]
     results: list[list[Result]] = [[] for _ in contestants]
@@ -130,6 +134,8 @@ def compare(
             progress(turn * len(contestants) + i + 1, (rounds + 1) * len(contestants))
     rows = [_row(entry, results[i], rates[i], costs[i], temperature, judge) for i, entry in enumerate(contestants)]
     _against_references(contestants, rows, results, temperature)
+    if truths is not None:
+        _against_truths(contestants, rows, results, truths)
     return rows
 
 
@@ -196,6 +202,19 @@ def _against_references(contestants: Sequence[Entry], rows: list[Row], results: 
             rows[i].equals_reference = statistics.mean(a.token_ids == b.token_ids for a, b in zip(results[i], results[at]))
 
 
+def _against_truths(
+    contestants: Sequence[Entry], rows: list[Row], results: list[list[Result]], truths: Sequence[Sequence[int]]
+) -> None:
+    losses: dict[int, float] = {}
+    for entry, row, own in zip(contestants, rows, results):
+        decode = entry.model.decode
+        row.exact = statistics.mean(first_line(decode(r.token_ids)) == first_line(decode(t)) for r, t in zip(own, truths))
+        if _scores(entry.model):
+            if id(entry.model) not in losses:
+                losses[id(entry.model)] = statistics.mean(surprises(entry.model, zip((r.prompt_ids for r in own), truths)))
+            row.loss = losses[id(entry.model)]
+
+
 def law_p_value(model: Model, results: Sequence[Result], temperature: float) -> float:
     """A p-value that holds whenever one looks: one over the largest mean stake against the output (see `certify`)."""
     twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
@@ -213,13 +232,20 @@ def perplexity(judge: Model, model: Model, results: Sequence[Result]) -> float |
         check_same_tokens(judge, model)
     except TokenizerMismatch:
         return None
+    nats = surprises(judge, [(r.prompt_ids, r.token_ids) for r in results])
+    lengths = [len(r.token_ids) for r in results]
+    return math.exp(sum(n * length for n, length in zip(nats, lengths)) / sum(lengths))
+
+
+def surprises(judge: Model, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    """How surprised a judge is by each completion of a prompt, in nats per token."""
     twin = Model(judge.name, judge.family, judge.backbone, judge.tokenizer, (), lanes=1)
-    total, count = 0.0, 0
-    for result in results:
-        laws_TV = laws_along(twin, result.prompt_ids, result.token_ids, Sampling(temperature=1.0), frozenset())
-        picked_T = laws_TV[torch.arange(len(result.token_ids)), torch.tensor(result.token_ids)]
-        total, count = total - float(picked_T.double().log().sum()), count + len(result.token_ids)
-    return math.exp(total / count)
+    found = []
+    for prompt, output in texts:
+        laws_TV = laws_along(twin, prompt, output, Sampling(temperature=1.0), frozenset())
+        picked_T = laws_TV[torch.arange(len(output)), torch.tensor(output)]
+        found.append(float(-picked_T.double().log().mean()))
+    return found
 
 
 def parses(code: str) -> bool:

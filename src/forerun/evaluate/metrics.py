@@ -17,6 +17,13 @@ def shannon_entropy(tokens: Sequence[int]) -> float:
     return float(-(counts * np.log2(counts)).sum())
 
 
+def first_line(text: str) -> str:
+    """A completion up to the end of the first line that has something in it."""
+    lines = text.split("\n")
+    said = next((i for i, line in enumerate(lines) if line.strip()), len(lines) - 1)
+    return "\n".join(lines[: said + 1]).rstrip()
+
+
 @dataclass(frozen=True)
 class Mean:
     """A mean over samples, and how far off it may be."""

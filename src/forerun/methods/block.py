@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from forerun.choose import edits, sure_enough, surest
-from forerun.core import BLANK, BlockWise, Canvas
+from forerun.core import BLANK, BlockWise, Canvas, Frame
 from forerun.errors import BadOption, NotAble, unknown
 from forerun.methods.stepwise import taken
 from forerun.parameters import check_between, check_whole
@@ -49,7 +49,7 @@ class BlockOptions(Editing):
     threshold: float = field(
         default=0.9, metadata={"help": "dynamic: decide blanks at least this confident, and the surest anyway"}
     )
-    steps: int | None = field(default=None, metadata={"help": "static: forwards per block; default: one per token"})
+    steps: int | None = field(default=None, metadata={"help": "static: forwards per block, at most; default: one per token"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +58,8 @@ class BlockOptions(Editing):
             raise unknown("schedule", self.schedule, SCHEDULES)
         if self.steps is not None:
             check_whole("steps", self.steps)
+            if self.schedule != "static":
+                raise BadOption(f"steps={self.steps} needs schedule='static'; a dynamic one takes as many as it needs.")
 
 
 class Editor:
@@ -70,17 +72,23 @@ class Editor:
                 raise NotAble(
                     f"edit={edit:g} needs a model whose rows speak of their own tokens; in this one they speak of the next."
                 )
+            if seq.history.sampling.penalised:
+                raise BadOption(
+                    f"edit={edit:g} with penalties: a decided token would be punished for being there, and edited for that."
+                )
             seq.settle(seq.known)
 
     async def ask(self, blanks: list[int]) -> tuple[Tensor, Tensor]:
         """The laws of the blanks, and the model's own. Decided tokens of which it is sure that they are others are changed."""
-        frame, canvas = self.walk.frame(), self.seq.canvas
-        decided = [int(p) for p in self.seq.blanks if frame.start <= p < frame.end and canvas[p] != BLANK]
-        asked = [*decided, *blanks] if self.threshold is not None else blanks
-        [(law, own)] = await self.walk.ask(self.target, [asked], [()])
-        n = len(asked) - len(blanks)
-        await self._edit(asked[:n], law[:n], own[:n])
+        decided = [p for p in self._ours(self.walk.frame()) if self.seq.canvas[p] != BLANK] if self.threshold is not None else []
+        [(law, own)] = await self.walk.ask(self.target, [[*decided, *blanks]], [()])
+        n = len(decided)
+        await self._edit(decided, law[:n], own[:n])
         return law[n:], own[n:]
+
+    def _ours(self, frame: Frame) -> list[int]:
+        """The positions of a block that were not given."""
+        return [int(p) for p in self.seq.blanks if frame.start <= p < frame.end]
 
     async def _edit(self, decided: list[int], law: Tensor, own: Tensor) -> bool:
         if not decided:
@@ -91,11 +99,11 @@ class Editor:
             self.seq.edit(changed)
         return bool(changed)
 
-    async def finish(self, frame: Any) -> None:
+    async def finish(self, frame: Frame) -> None:
         """A full block is looked at again while something changes in it, and then said."""
         if self.threshold is None or self.seq.first_blank < frame.end:
             return
-        decided = [int(p) for p in self.seq.blanks if frame.start <= p < frame.end]
+        decided = self._ours(frame)
         for _ in range(self.post_edits):
             [(law, own)] = await self.target.blocks(self.seq, [decided], [()], frame)
             if not await self._edit(decided, law, own):

@@ -15,8 +15,8 @@ from forerun.core import BLANK, BlockWise, Canvas, Frame
 from forerun.errors import unknown
 from forerun.methods.assd import judge, upto_end
 from forerun.methods.block import Editing, Editor
-from forerun.methods.ssd import BlockSsd, next_draft, verify
-from forerun.parameters import check_between, check_positive, check_whole
+from forerun.methods.ssd import BlockSsd, choice, next_draft, verify
+from forerun.parameters import check_positive, check_whole
 from forerun.registry import method
 from forerun.routers import Routing, Watch
 from forerun.walk import BlockWalk
@@ -24,9 +24,6 @@ from forerun.walk import BlockWalk
 
 @dataclass(frozen=True)
 class S2d2(Editing, Routing):
-    threshold: float = field(
-        default=0.9, metadata={"help": "unverified: decide blanks at least this confident, and the surest anyway"}
-    )
     ratio_power: float = field(
         default=1.0, metadata={"help": "raise acceptance ratios to this power: below 1 forgives, above 1 doubts"}
     )
@@ -34,7 +31,6 @@ class S2d2(Editing, Routing):
     def __post_init__(self) -> None:
         Editing.__post_init__(self)
         Routing.__post_init__(self)
-        check_between("threshold", self.threshold)
         check_positive("ratio_power", self.ratio_power)
 
 
@@ -45,35 +41,27 @@ class S2d2(Editing, Routing):
     options=S2d2,
     reason="drafts read the text in blocks, and what the router leaves unverified is decided by confidence",
 )
-async def s2d2(
-    seq: Canvas, target: BlockWise, threshold: float, ratio_power: float, edit: float | None, post_edits: int, **options: Any
-) -> None:
+async def s2d2(seq: Canvas, target: BlockWise, ratio_power: float, edit: float | None, post_edits: int, **options: Any) -> None:
     """Draft the block; verify its first run of blanks at block size 1, or keep the confident tokens: a router says which."""
-    routing = Routing(**{name: options.pop(name) for name in Routing.__dataclass_fields__})
+    routing = Routing.taken_from(options)
     walk = BlockWalk(seq, target, **options)
-    editor, watch = Editor(seq, target, walk, edit, post_edits), Watch(seq, routing, threshold, walk.block)
+    editor, watch = Editor(seq, target, walk, edit, post_edits), Watch(seq, routing, walk.part)
     rule = rejection if ratio_power == 1 else tempered_ratio(ratio_power)
     while not seq.done:
-        blanks, frame = walk.open(), walk.frame()
+        blanks, frame, alone = walk.open(), walk.frame(), walk.alone
         law, own = await editor.ask(blanks)  # line 5
         found = await watch.draft(blanks, law, own)  # lines 6-8
-        if walk.alone:
-            seq.decide(found.confident, "decided")
-        elif watch.router.verify(found.sight):  # line 9
-            watch.router.learn(
-                await judged(seq, target, blanks, found.tokens[: found.sight.run], law, frame, rule), 2
-            )  # lines 10-25
+        if not alone and watch.verify(found.sight):  # line 9
+            await judged(seq, target, blanks, found.tokens[: found.sight.run], law, frame, rule)  # lines 10-25
         else:
             seq.decide(found.confident, "decided")  # lines 27-29
-            watch.router.learn(len(found.confident), 1)
         await editor.finish(frame)
 
 
 async def judged(
     seq: Canvas, target: BlockWise, blanks: list[int], x: list[int], q: Tensor, frame: Frame, rule: Callable[..., Any]
-) -> int:
-    """Lines 10-25: the leading tokens that rejection keeps, and the one that replaces the first it does not. How many were
-    decided?"""
+) -> None:
+    """Lines 10-25: the leading tokens that rejection keeps, and the one that replaces the first it does not."""
     x = upto_end(seq, x)
     p = await target.verdict(seq, x, frame)
     # No row for a token after the run, which has a token already or belongs to the next block: what is drawn there is thrown away.
@@ -81,7 +69,6 @@ async def judged(
     seq.fill(blanks[:n], x[:n], "accepted", drafted=x)
     if n < len(x) and not seq.done:
         seq.fill(blanks[n : n + 1], [token], "resampled")
-    return min(n + 1, len(x))
 
 
 AHEAD = ("whole", "every")
@@ -121,14 +108,9 @@ async def s2d2_exact(seq: Canvas, target: BlockWise, k: int, ahead: str) -> None
 
 @dataclass(frozen=True)
 class Hybrid(BlockSsd, Routing):
-    threshold: float = field(
-        default=0.9, metadata={"help": "unverified: decide blanks at least this confident, and the surest anyway"}
-    )
-
     def __post_init__(self) -> None:
         BlockSsd.__post_init__(self)
         Routing.__post_init__(self)
-        check_between("threshold", self.threshold)
 
 
 @method(
@@ -138,27 +120,29 @@ class Hybrid(BlockSsd, Routing):
     options=Hybrid,
     reason="what the router leaves unverified is decided by confidence",
 )
-async def s2d2_canvases(
-    seq: Canvas, target: BlockWise, threshold: float, drafts: int, tree: str, worth: float, **options: Any
-) -> None:
-    """S2D2's routers over SSD's verdict: a chain of canvases of the block, or the confident tokens. Neither costs a second
-    forward."""
-    routing = Routing(**{name: options.pop(name) for name in Routing.__dataclass_fields__})
+async def s2d2_canvases(seq: Canvas, target: BlockWise, drafts: int, tree: str, worth: float, **options: Any) -> None:
+    """S2D2's routers over SSD's verdict: what stepwise decoding would do, several decisions at once where a chain of canvases
+    foresaw them, or the confident tokens. Neither costs a second forward."""
+    routing = Routing.taken_from(options)
     walk = BlockWalk(seq, target, **options)
-    watch = Watch(seq, routing, threshold, walk.block)
+    watch = Watch(seq, routing, walk.part)
     guesses: list[tuple[int, int]] = []
-    asked = False
     while not seq.done:
-        before = seq.remaining
         if guesses:
             blanks, own = await verify(seq, target, walk, guesses, drafts, tree)
+            verified = await worth_verifying(seq, watch, blanks, own)
         else:
             blanks = walk.open()
             [(law, own)] = await walk.ask(target, [blanks], [()])
-            seq.decide((await watch.draft(blanks, law, own)).confident, "decided")
-        if asked:
-            watch.router.learn(before - seq.remaining, 1)
-        left = [i for i, p in enumerate(blanks) if seq.canvas[p] == BLANK]
-        asked, guesses = bool(left) and not seq.done, []
-        if asked and watch.router.verify(await watch.look([blanks[i] for i in left], own[left])):
+            found = await watch.draft(blanks, law, own)
+            verified = watch.verify(found.sight)
+            seq.decide([await choice(seq, blanks, law, own)] if verified else found.confident, "decided")
+        guesses = []
+        if verified and not seq.done:
             guesses = (await next_draft(seq, walk, blanks, own, drafts, worth))[: walk.ahead()]
+
+
+async def worth_verifying(seq: Canvas, watch: Watch, blanks: list[int], own: Tensor) -> bool:
+    """What the router says of the blanks that a verdict left; of the next block nothing is known yet."""
+    left = [i for i, p in enumerate(blanks) if seq.canvas[p] == BLANK]
+    return bool(left) and not seq.done and watch.verify(await watch.look([blanks[i] for i in left], own[left]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.choose import ranking, surest
 from forerun.core import BLANK, BlockWise, Canvas, Canvases, Placement
-from forerun.errors import unknown
+from forerun.errors import BadOption, unknown
 from forerun.parameters import check_between, check_whole
 from forerun.registry import method
 from forerun.walk import Blocks, BlockWalk, Strides, Walk
@@ -49,6 +49,8 @@ class BlockSsd(Strides, Drafts):
     def __post_init__(self) -> None:
         Strides.__post_init__(self)
         Drafts.__post_init__(self)
+        if self.causal != "nothing":  # a placed token would be read one way on its canvas, and another once it is decided
+            raise BadOption(f"causal={self.causal!r} has no canvases: block-ssd and s2d2-canvases need causal='nothing'.")
 
 
 @method("ssd", guarantee="exact", reference="stepwise", options=Ssd)

@@ -108,7 +108,7 @@ class Block(Objective):
         return logits_BLV.float().index_fill(-1, torch.tensor([self.mask_token], device=logits_BLV.device), -1e9)
 
     def held_out(self) -> Block:
-        """The bound in blocks of the largest size."""
+        """The bound in blocks of the largest size, at the recipe's masking rates."""
         return replace(self, sizes=self.sizes[-1:], curriculum=0, ar=0.0, causal=0.0, whole=0.0, edits=0.0)
 
 

@@ -49,6 +49,7 @@ def read(file: Path, dtype: torch.dtype) -> Any:
         network = AutoModelForCausalLM.from_config(config)
     network.load_state_dict(state, assign=True)
     network.tie_weights()
-    # Buffers are not in the file: make them anew, on the right device.
+    network = network.to(dtype)
+    # Buffers are not in the file: make them anew, after the weights' own type, to which frequencies must not be rounded.
     network.model.rotary_emb = type(network.model.rotary_emb)(config)
-    return network.to(dtype).eval()
+    return network.eval()
