@@ -135,3 +135,29 @@ def test_upper_confidence_bounds_are_equation_16():
     assert way._bound(((0, 0, 0), True)) == pytest.approx(1.5 + 0.5 * math.sqrt(math.log(9) / 4))
     assert way._bound(((0, 0, 0), False)) == pytest.approx(1.8 + 0.5 * math.sqrt(math.log(9) / 2))
     assert way.verify(sight()) is False
+
+
+def test_a_router_from_outside_is_found_by_its_name(monkeypatch):
+    from types import SimpleNamespace
+
+    from tests.conftest import model
+
+    asked = []
+
+    class Never:
+        def __init__(self, routing):
+            self.routing = routing
+
+        def verify(self, sight):
+            asked.append(sight)
+            return False
+
+        def learn(self, decided, forwards):
+            assert decided > 0 and forwards == 1
+
+    point = SimpleNamespace(name="never", load=lambda: Never)
+    monkeypatch.setattr(registry, "_outside", lambda kind: {"never": point} if kind == "routers" else {})
+    m = model("block")
+    how = dict(max_tokens=12, ignore_eos=True)
+    found = m.generate([5, 6], method="s2d2", router="never", **how)
+    assert asked and found.token_ids == m.generate([5, 6], method="block", **how).token_ids

@@ -18,11 +18,11 @@ from tests.conftest import network
 
 
 def test_every_shipped_model_has_a_recipe_a_card_and_a_curve():
-    assert set(zoo.shipped()) == {"any-subset", "ar", "consistency", "drafter", "masked"} <= set(zoo.names())
+    assert set(zoo.shipped()) == {"any-subset", "ar", "block", "consistency", "drafter", "masked"} <= set(zoo.names())
     for name in zoo.shipped():
         assert all(read(stage).objective for stage in zoo.stages(name))
         card = (zoo.HOME / "cards" / f"{name}.md").read_text()
-        assert card.startswith(f"# zoo:{name}\n") and "Licence" in card
+        assert card.startswith(f"# zoo:{name}\n") and "Licence" in card and "**Commit**" in card
         assert (zoo.HOME / "curves" / f"{name}.csv").read_text().startswith("step,tokens,loss,valid_loss")
 
 
@@ -42,6 +42,20 @@ def test_the_models_know_python_and_the_larger_knows_more():
     with torch.no_grad():
         losses = {name: float(Autoregressive().loss(zoo.load(name, torch.float32, "cpu")[0], ids)) for name in ("ar", "drafter")}
     assert losses["ar"] < losses["drafter"] < 3.2, losses  # a uniform guess is 8.3
+
+
+def test_a_block_model_judges_its_own_drafts_in_fewer_forwards_than_tokens():
+    m = forerun.load("zoo:block", max_context=256)
+    prompts = ["def add(a, b):", "class Stack:\n    def __init__(self):"]
+
+    def decoded(**how):
+        found = m.generate(prompts, max_tokens=40, ignore_eos=True, **how)
+        return [r.token_ids for r in found], sum(r.stats.tokens for r in found) / sum(r.stats.forwards for r in found)
+
+    plain, _ = decoded(method="ar")
+    exact, rate = decoded(method="s2d2-exact", ahead="every")
+    assert exact == plain and rate > 1.5
+    assert decoded(method="s2d2", block=16)[1] > 1.2
 
 
 def test_loading_takes_less_than_a_second():

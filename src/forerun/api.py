@@ -47,8 +47,8 @@ def load(
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
-    model, where = os.fspath(model), _device(device)
-    kind = _dtype(dtype, where)
+    model, where = os.fspath(model), device_named(device)
+    kind = dtype_named(dtype, where)
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
@@ -96,7 +96,7 @@ def from_network(
     return Model(name, family, make_backbone(network, vocab, context), tokenizer, eos, lanes)
 
 
-def _device(device: str | None) -> torch.device:
+def device_named(device: str | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -110,7 +110,7 @@ def _device(device: str | None) -> torch.device:
     return where
 
 
-def _dtype(dtype: str | None, device: torch.device) -> torch.dtype | None:
+def dtype_named(dtype: str | None, device: torch.device) -> torch.dtype | None:
     kinds = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None

@@ -192,6 +192,47 @@ def analyse(
     run(analysis, model, prompts, how, dict(cache=cache, data=data, count=count, judge=judge, plot=plot), json)
 
 
+bench = typer.Typer(help="Where time goes: of one forward, against what the machine could do; of decoding.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("forward")
+def bench_forward(
+    shape: Annotated[str, typer.Option(help="A shape with random weights: zoo, smollm2-135m, qwen2.5-7b …")] = "zoo",
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model instead of a shape.")] = None,
+    tokens: Annotated[str, typer.Option(help="Rows per sequence, with commas between them.")] = "1,2,4,8,16,32,64,128,256,512",
+    batch: Annotated[str, typer.Option(help="Sequences, with commas between them.")] = "1,8,32",
+    context: Annotated[str, typer.Option(help="Tokens in slots already, with commas between them.")] = "128,1024,8192",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Default: float32 on a CPU, bfloat16 on cuda.")] = None,
+    turns: Annotated[int, typer.Option(help="Timed runs of each forward.")] = 5,
+    plot: Annotated[str | None, typer.Option(help="Also draw the curve into this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Seconds of a forward by tokens, batch and context, as multiples of the time that reading and arithmetic must take here."""
+    from forerun.cli.bench import forward
+
+    forward(shape, model, dict(tokens=tokens, batch=batch, context=context), device, dtype, turns, plot, json)
+
+
+@bench.command("decode")
+def bench_decode(
+    model: Annotated[str, typer.Option("--model", "-m", help="A model.")] = "zoo:ar",
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between them; default: all that need no draft model.")
+    ] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    turns: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3,
+    json: Json = False,
+) -> None:
+    """Time whole methods, and split it into forward, rules, host and idle."""
+    from forerun.cli.bench import decode
+
+    decode(model, methods, prompts, dict(max_tokens=max_tokens, batch=batch, turns=turns), json)
+
+
 trajectories = typer.Typer(help="Jacobi trajectories: collect them for consistency training, look at one.", no_args_is_help=True)
 app.add_typer(trajectories, name="trajectories")
 

@@ -61,7 +61,8 @@ def examine_model(name: str) -> dict[str, Any]:
     from forerun.engine.cache import lanes_that_fit
 
     model = load(name)
-    per_lane = model.backbone.bytes_per_lane(model.context)
+    slots = model.family.slots(model.context)
+    per_lane, width = model.backbone.bytes_per_lane(slots), getattr(model.backbone, "dtype", None)
     return {
         "name": name,
         "family": model.family.name,
@@ -69,6 +70,8 @@ def examine_model(name: str) -> dict[str, Any]:
         "parameters": f"{model.backbone.cost / 1e6:.1f} M",
         "context": model.context,
         "device": str(model.backbone.device),
+        **({"MiB of weights": round(model.backbone.cost * width.itemsize / 2**20, 1)} if width is not None else {}),
+        "slots per lane": slots,
         "MiB per lane": round(per_lane / 2**20, 1),
         "lanes": model.engine.lanes,
         "lanes that fit": lanes_that_fit(per_lane, model.backbone.device),

@@ -291,6 +291,9 @@ def frontier(
     return points
 
 
+MARKERS = "osD^vPXp"
+
+
 def draw(panels: dict[str, Sequence[Point]], picture: str) -> None:
     """Tokens per forward against the judge's surprise, a panel for each block size, with standard errors."""
     import matplotlib
@@ -302,16 +305,15 @@ def draw(panels: dict[str, Sequence[Point]], picture: str) -> None:
         1, len(panels), figsize=(4.6 * len(panels), 4.2), layout="constrained", sharey=True, squeeze=False
     )
     for panel, (title, points) in zip(axes[0], panels.items()):
-        names = list(dict.fromkeys(point.series for point in points))
-        for series, colour in zip(names, pyplot.get_cmap("tab20")(np.linspace(0, 1, len(names)))):
+        for number, series in enumerate(dict.fromkeys(point.series for point in points)):
             own = [point for point in points if point.series == series]
             panel.errorbar(
                 [p.tokens_per_forward.mean for p in own],
                 [p.nats.mean for p in own],
                 xerr=[p.tokens_per_forward.error for p in own],
                 yerr=[p.nats.error for p in own],
-                fmt=("o-" if len(own) > 1 else "s"),
-                color=colour,
+                fmt=f"{MARKERS[number % len(MARKERS)]}{'-' if len(own) > 1 else ''}",
+                color=f"C{number % 10}",
                 alpha=0.85,
                 capsize=2,
                 label=series,

@@ -114,24 +114,17 @@ class Block(Family):
         rows = causal_rows(np.concatenate([text[TOKEN], np.asarray(chain[:needed], np.int32)]))
         rows[:, :known] = text
         masks = [*groups] if self.shifted else [*((n, 1) for n in asked), *groups]
-        parts, reads, at = [rows], [], rows.shape[1]
+        parts, own, at = [rows], [], rows.shape[1]
         for n, size in masks:
             parts.append(self._masks(known + n, size, at))
-            reads.append(np.arange(at, at + size))
+            own.append(np.arange(at, at + size))
             at += size
         if self.shifted:  # the row before speaks: of the chain, its own rows; of a group's first, what stands before the group
-            verdict = np.array([known + n - 1 for n in asked], np.int64)
-            return Plan(
-                np.concatenate(parts, 1),
-                [verdict, *(self._before(known + n, own) for (n, _), own in zip(groups, reads))],
-                rows.shape[1],
-            )
-        verdict = np.concatenate([*reads[: len(asked)], np.zeros(0, np.int64)]).astype(np.int64)
-        return Plan(np.concatenate(parts, 1), [verdict, *reads[len(asked) :]], rows.shape[1])
-
-    @staticmethod
-    def _before(end: int, group: np.ndarray) -> np.ndarray:
-        return np.concatenate([[end - 1], group[:-1]])
+            verdict = [known + n - 1 for n in asked]
+            laws = [np.concatenate([[known + n - 1], group[:-1]]) for (n, _), group in zip(groups, own)]
+        else:
+            verdict, laws = [int(query[0]) for query in own[: len(asked)]], own[len(asked) :]
+        return Plan(np.concatenate(parts, 1), [np.array(verdict, np.int64), *laws], stored=rows.shape[1])
 
     def _masks(self, first: int, size: int, slot: int) -> np.ndarray:
         """Masks at positions from `first` on that see all before them and each other, in slots from `slot` on."""

@@ -1,0 +1,103 @@
+"""`forerun bench`: where the time of a forward and of decoding goes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from forerun.cli.generate import aside, load, read_prompts
+from forerun.errors import BadOption
+from forerun.parameters import check_whole
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """'1,8,32' as whole numbers."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise BadOption(f"{name}={text!r} must be whole numbers, 1 or more, with commas between them.")
+    return sorted({int(part) for part in parts})
+
+
+def forward(
+    shape: str,
+    model: str | None,
+    sizes: dict[str, str],
+    device: str | None,
+    dtype: str | None,
+    turns: int,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    import torch
+
+    from forerun.api import device_named, dtype_named
+    from forerun.errors import unknown
+    from forerun.evaluate.bench import SHAPES, draw, forwards, random_model
+    from forerun.evaluate.compare import machine
+    from forerun.evaluate.latency import knee
+
+    wanted = {name: numbers(name, text) for name, text in sizes.items()}
+    check_whole("turns", turns)
+    if model is None and shape not in SHAPES:
+        raise unknown("shape", shape, SHAPES)
+    where = device_named(device)
+    kind = dtype_named(dtype, where) or torch.bfloat16
+    lanes, context = max(wanted["batch"]), max(wanted["context"]) + max(wanted["tokens"])
+    if model is not None:
+        loaded = load(model, device=device, dtype=dtype, lanes=lanes)
+    else:
+        with aside.status(f"making {shape} …"):
+            loaded = random_model(shape, where, kind, lanes, context)
+    with Progress(console=aside, transient=True) as bar:
+        task = bar.add_task("timing forwards", total=None)
+        here, cells = forwards(
+            loaded, wanted["tokens"], wanted["batch"], wanted["context"], turns=turns,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    if not cells:
+        raise BadOption(f"nothing fits: '{loaded.name}' holds {loaded.context} tokens, less than the context and tokens asked for.")
+    if plot:
+        draw(cells, plot)
+    groups = {key: [c for c in cells if (c.batch, c.context) == key] for key in dict.fromkeys((c.batch, c.context) for c in cells)}
+    knees = {key: knee({cell.tokens: cell.seconds for cell in own}) for key, own in groups.items()}
+    if as_json:
+        report = {"model": loaded.name, "machine": machine(), **here, "cells": [c.as_dict() for c in cells]}
+        typer.echo(json.dumps(report | {"knees": [dict(batch=b, context=c, tokens=n) for (b, c), n in knees.items()]}))
+        return
+    counts = sorted({c.tokens for c in cells})
+    table = Table(
+        "batch", "context", *(str(n) for n in counts), "knee", box=None, title="ms per forward (times its floor), by tokens"
+    )
+    for (b, c), own in groups.items():
+        by = {cell.tokens: f"{1e3 * cell.seconds:.3g} ({cell.times:.1f})" for cell in own}
+        table.add_row(str(b), str(c), *(by.get(n, "") for n in counts), str(knees[b, c]))
+    Console().print(table)
+    said = f"{here['bytes/s'] / 1e9:.1f} GB/s copied, {here['flop/s'] / 1e12:.2f} TFLOP/s multiplied; {loaded.name}; {machine()}"
+    Console().print(said, style="dim", highlight=False)
+
+
+def decode(model: str, methods: str | None, prompts: str | None, how: dict[str, Any], as_json: bool) -> None:
+    from forerun.evaluate.bench import decoding
+    from forerun.evaluate.compare import entries
+    from forerun.evaluate.prompts import CODE
+
+    for name in how:
+        check_whole(name, how[name])
+    texts = read_prompts(prompts) if prompts else CODE
+    loaded = load(model, lanes=max(8, how["batch"]))
+    chosen = entries(loaded, methods.split(",") if methods else None)
+    with aside.status("taking turns …"):
+        found = decoding(loaded, [(entry.method, entry.options) for entry in chosen], texts, **how)
+    if as_json:
+        typer.echo(json.dumps([split.as_dict() for split in found]))
+        return
+    table = Table("method", "tokens/forward", "tokens/s", "forward", "rules", "host", "idle", box=None, title="where the time goes")
+    for split in found:
+        shares = [f"{getattr(split, part) / split.total:.0%}" for part in ("forward", "rules", "host", "idle")]
+        table.add_row(split.method, f"{split.tokens / split.forwards:.2f}", f"{split.tokens / split.total:.0f}", *shares)
+    Console().print(table)

@@ -1,0 +1,84 @@
+"""Where time goes: floors are worked out from what must be read and done, and the parts of decoding add up."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from forerun.cli import app
+from forerun.engine.pack import Batch
+from forerun.errors import BadOption
+from forerun.evaluate.bench import SHAPES, Cell, decoding, draw, floor_of, forwards, random_model
+from forerun.rows import Plan, causal_rows
+from tests.conftest import fresh
+
+runner = CliRunner()
+CPU = torch.device("cpu")
+
+
+def test_a_floor_is_the_larger_of_reading_and_arithmetic():
+    m = random_model("zoo", CPU, torch.float32, lanes=2, context=64)
+    plan = Plan(causal_rows(np.arange(20)), [np.arange(16, 20)], 20)
+    batch = Batch([(lane, plan, 16) for lane in range(2)], m.host.room, CPU)
+    weights = m.backbone.cost  # tied: the embedding is read whole, as the output's matrix
+    kept = 2 * 20 * m.backbone.bytes_per_lane(1)
+    slow_memory = floor_of(m.backbone, batch, {"bytes/s": 1.0, "flop/s": 1e30})
+    assert slow_memory == pytest.approx(4 * weights + kept)
+    slow_units = floor_of(m.backbone, batch, {"bytes/s": 1e30, "flop/s": 1.0})
+    attention = 2 * 2 * (kept / 2 / 20 / 4) * 8 * 20  # two query heads per key head, eight rows of twenty slots
+    assert slow_units == pytest.approx(2 * weights * 8 + attention)
+
+
+def test_an_embedding_of_its_own_is_looked_up_and_not_read():
+    m = fresh(tie_word_embeddings=False)
+    plan = Plan(causal_rows(np.arange(4)), [np.arange(3, 4)], 4)
+    batch = Batch([(0, plan, 3)], m.host.room, CPU)
+    seconds = floor_of(m.backbone, batch, {"bytes/s": 1.0, "flop/s": 1e30})
+    assert seconds == pytest.approx(4 * (m.backbone.cost - m.backbone.embed.numel()) + 4 * m.backbone.bytes_per_lane(1))
+
+
+def test_forwards_that_fit_are_timed_and_drawn(tmp_path):
+    m = random_model("zoo", CPU, torch.float32, lanes=2, context=64)
+    here, cells = forwards(m, [1, 8, 60], [1, 2, 4], [16, 32], turns=1)
+    assert {(c.batch, c.context, c.tokens) for c in cells} == {(b, c, t) for b in (1, 2) for c in (16, 32) for t in (1, 8)}
+    assert all(cell.seconds > 0 and cell.floor > 0 for cell in cells) and here["bytes/s"] > 1e8 and here["flop/s"] > 1e8
+    assert Cell(1, 1, 1, 3.0, 2.0).times == 1.5
+    draw(cells, str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert m.generate([1, 2, 3], max_tokens=3).token_ids == m.generate([1, 2, 3], max_tokens=3).token_ids  # slots are clean
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_one_that_the_lean_decoder_takes(shape):
+    from transformers import AutoConfig
+
+    from forerun.backbones.lean import SHAPES as LEAN
+
+    config = AutoConfig.for_model(**SHAPES[shape])
+    assert config.model_type in LEAN and config.hidden_size % config.num_attention_heads == 0
+
+
+def test_the_parts_of_decoding_add_up():
+    m = fresh()
+    [plain, looked] = decoding(m, [("ar", {}), ("lookup", {"k": 3})], [[5, 6, 7]] * 2, turns=2, max_tokens=8, ignore_eos=True)
+    assert (plain.method, plain.tokens, plain.forwards) == ("ar", 16, 16) and looked.tokens == 16
+    for split in (plain, looked):
+        assert min(split.forward, split.rules, split.host, split.idle) > 0
+        assert split.total == pytest.approx(split.forward + split.rules + split.host + split.idle)
+    with pytest.raises(BadOption):
+        decoding(m, [("ar", {})], [[5]], turns=1, max_tokens=10_000)
+
+
+def test_the_command_line_prints_both_and_refuses_nonsense():
+    own = ["bench", "forward", "--tokens", "1,4", "--batch", "1", "--context", "16", "--turns", "1"]
+    report = json.loads(runner.invoke(app, [*own, "--json"]).stdout)
+    assert [cell["tokens"] for cell in report["cells"]] == [1, 4] and report["knees"][0]["tokens"] in (1, 4)
+    assert "knee" in runner.invoke(app, own).stdout
+    rows = json.loads(
+        runner.invoke(app, ["bench", "decode", "-m", "tiny", "--methods", "ar", "--max-tokens", "4", "--json"]).stdout
+    )
+    assert rows[0]["method"] == "ar" and rows[0]["tokens/s"] > 0
+    for words in (["--shape", "huge"], ["--tokens", "1,x"], ["--turns", "0"]):
+        assert isinstance(runner.invoke(app, ["bench", "forward", *words]).exception, BadOption)
