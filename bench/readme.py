@@ -16,18 +16,15 @@ from demo import SPECULATIVE
 from page import write_tables
 
 import forerun
-from forerun.cli.compare import caption, cells, contestants_of, zoo_models
+from forerun.cli.compare import caption, cells, zoo_models
 from forerun.cli.trace import run as show_trace
-from forerun.evaluate.compare import as_dicts, compare, machine
+from forerun.evaluate.compare import Entry, as_dicts, compare, entries, machine
 from forerun.evaluate.prompts import CODE
 from forerun.jobs import trace_lines
 from forerun.train.data import held_out_windows
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- table: bench/readme.py writes this part -->", "<!-- end of table -->"
-METHODS = (
-    "ar lookup speculative specdiff jacobi multiblock sequential assd stepwise ssd threshold block-stepwise block s2d2 s2d2-exact"
-)
 COLUMNS = (
     "model",
     "method",
@@ -38,10 +35,27 @@ COLUMNS = (
     "over ar",
     "reference's",
     "perplexity",
-    "parses",
     "exact",
 )
 GIVEN, HOW = 64, dict(max_tokens=64, temperature=0.0, rounds=3, batch=1)
+
+
+def contestants(loaded: dict[str, Any]) -> list[Entry]:
+    """Of every family its reference and what saves forwards, with the options that pay on a CPU."""
+    ar, consistency, masked, filler, blocks = (
+        loaded[f"zoo:{name}"] for name in ("ar", "consistency", "masked", "any-subset", "block")
+    )
+    return [
+        *entries(ar, ["ar", "lookup", "speculative"], "zoo:drafter"),
+        *(Entry(ar, "specdiff", {"draft": draft}) for draft in (masked, blocks)),
+        *entries(consistency, ["ar", "jacobi", "multiblock"]),
+        *entries(filler, ["sequential", "assd"]),
+        *(Entry(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),
+        Entry(masked, "ssd", {"cache": "dual", "tree": "chain"}),
+        *entries(blocks, ["ar", "lookup", "s2d2-exact"]),
+        *(Entry(blocks, method, {"block": 16}) for method in ("s2d2", "block-stepwise", "block")),
+        Entry(blocks, "block-ssd", {"block": 16, "tree": "chain"}),
+    ]
 
 
 def compared(data: str | None, count: int) -> dict[str, Any]:
@@ -51,7 +65,7 @@ def compared(data: str | None, count: int) -> dict[str, Any]:
     if data is not None:
         windows = held_out_windows(data, loaded["zoo:ar"].tokenizer, count, GIVEN + HOW["max_tokens"])
         prompts, truths = windows[:, :GIVEN].tolist(), windows[:, GIVEN:].tolist()
-    rows = compare(contestants_of(loaded, METHODS.split(), None), prompts, judge=loaded["zoo:ar"], truths=truths, **HOW)
+    rows = compare(contestants(loaded), prompts, judge=loaded["zoo:ar"], truths=truths, **HOW)
     return {"machine": machine(), "prompts": len(prompts), **HOW, "rows": as_dicts(rows)}
 
 

@@ -60,3 +60,13 @@ def test_noise_does_not_depend_on_who_shares_the_batch():
     together = Noise([(i, 3) for i in range(6)])(laws)
     alone = [int(Noise([(i, 3)])(laws[i : i + 1])) for i in range(6)]
     assert together.tolist() == alone
+
+
+def test_many_draws_at_once_are_those_of_one_after_the_other():
+    law = torch.rand(3, 5, 7, generator=torch.Generator().manual_seed(0))
+    draws = [(11, 0), (12, 4), (13, 2)]
+    one, together = Noise(draws), Noise(draws)
+    first = one(law[:, 0])
+    assert torch.equal(first, together(law[:, 0]))
+    assert torch.equal(torch.stack([one(law[:, i]) for i in range(5)], 1), together.many(law))
+    assert torch.equal(one(law[:, 1]), together(law[:, 1]))  # and what comes after is the same again

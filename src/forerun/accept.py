@@ -27,7 +27,13 @@ def draw(p_BV: Tensor, sample: Sample) -> tuple[Tensor]:
 
 def each(where_BK: Tensor, p_BKV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
     """One token from each of K laws, drawn on its own: a parallel draft. `where` marks padding with -1."""
-    return tuple(torch.where(where_BK[:, i] >= 0, sample(p_BKV[:, i]), 0) for i in range(p_BKV.shape[1]))
+    return torch.where(where_BK >= 0, many(p_BKV, sample), 0).unbind(1)
+
+
+def many(p_BKV: Tensor, sample: Sample) -> Tensor:
+    """One outcome of each of K laws, [B, K]: at once where `sample` can, as noise can and an enumeration cannot."""
+    at_once = getattr(sample, "many", None)
+    return at_once(p_BKV) if at_once is not None else torch.stack([sample(p_BKV[:, i]) for i in range(p_BKV.shape[1])], 1)
 
 
 def rejection(x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from forerun.accept import Sample
+from forerun.accept import Sample, many
 
 Rule = Callable[..., tuple[Tensor, ...]]
 
 
 def drawn(where_BN: Tensor, law_BNV: Tensor, own_BNV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
     """A token for every blank, and how sure the model is of it."""
-    token_BN = torch.stack([sample(law_BNV[:, i]) for i in range(law_BNV.shape[1])], 1)
+    token_BN = many(law_BNV, sample)
     sure_BN = own_BNV.gather(-1, token_BN.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return token_BN, sure_BN.masked_fill(where_BN < 0, -1.0)
 
@@ -99,9 +99,9 @@ def reveal(probability: float) -> Rule:
     """Every blank on its own with this probability: a step of the reverse process."""
 
     def rule(where_BN: Tensor, law_BNV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
-        token_BN = torch.stack([sample(law_BNV[:, i]) for i in range(law_BNV.shape[1])], 1)
-        coin_B2 = law_BNV.new_tensor([1 - probability, probability]).expand(len(where_BN), 2)
-        take_BN = torch.stack([sample(coin_B2) for _ in range(law_BNV.shape[1])], 1) > 0
+        token_BN = many(law_BNV, sample)
+        coin_BN2 = law_BNV.new_tensor([1 - probability, probability]).expand(*where_BN.shape, 2)
+        take_BN = many(coin_BN2, sample) > 0
         return answer(token_BN, take_BN & (where_BN >= 0))
 
     return rule

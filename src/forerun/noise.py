@@ -49,6 +49,11 @@ class Noise:
         self.calls = 0
 
     def __call__(self, law_BN: Tensor) -> Tensor:
-        u = [uniform(key, draw, self.calls) for key, draw in self.draws]
-        self.calls += 1
-        return pick(law_BN, torch.tensor(u, dtype=torch.float64, device=law_BN.device))
+        return self.many(law_BN[:, None])[:, 0]
+
+    def many(self, law_BKN: Tensor) -> Tensor:
+        """K draws of each sequence at once: what K calls one after the other would give."""
+        size, count, _ = law_BKN.shape
+        u = [uniform(key, draw, self.calls + i) for key, draw in self.draws for i in range(count)]
+        self.calls += count
+        return pick(law_BKN.flatten(0, 1), torch.tensor(u, dtype=torch.float64, device=law_BKN.device)).view(size, count)
