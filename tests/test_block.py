@@ -442,6 +442,19 @@ def test_editing_changes_decided_tokens_of_the_block_only_and_streams_nothing_th
     assert pieces == result.text
 
 
+def test_an_edit_is_no_token_more_in_a_traces_summary():
+    from forerun.cli.trace import summary
+    from forerun.jobs import trace_lines
+
+    m = fresh("block", torch.float64)
+    result = m.generate(
+        list(range(12)), method="block", edit=0.0, post_edits=1, max_tokens=20, ignore_eos=True, temperature=1.0, seed=2
+    )
+    facts = summary([json.loads(json.dumps(line)) for line in trace_lines(result, 0, m.decode)])
+    assert facts["tokens"] == 20 and facts["reasons"]["edited"] > 0 and facts["rejected"] == 0
+    assert result.stats.acceptance_length is None
+
+
 def test_a_threshold_nobody_reaches_edits_nothing_and_costs_a_look_per_block():
     m = model("block", torch.float64)
     how = dict(method="block", threshold=0.5, max_tokens=16, ignore_eos=True)

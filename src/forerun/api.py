@@ -39,11 +39,13 @@ def load(
     dtype: str | None = None,
     lanes: int | None = None,
     max_context: int | None = None,
+    tensor_parallel: bool = False,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or 'tiny[:ARCH[:SEED]]'.
 
     `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
     `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
+    `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which make the same requests.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -52,6 +54,8 @@ def load(
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
+    if tensor_parallel and (model == "tiny" or model.startswith(("tiny:", "zoo:"))):
+        raise NotAble(f"model={model!r} is too small to split: tensor_parallel is for checkpoints in a directory or on the hub.")
     if model == "tiny" or model.startswith("tiny:"):
         network, tokenizer = tiny.build(*tiny.parse(model), kind or torch.float32).to(where), tiny.tokenizer()
     elif model.startswith("zoo:"):
@@ -59,6 +63,8 @@ def load(
     else:
         source = causal.find(model)
         raw = diffusion.read_raw_config(source)
+        if raw is not None and tensor_parallel:
+            raise NotAble(f"model={model!r} ({raw['model_type']}) is loaded by an adapter of ours, which does not split it yet.")
         if raw is not None and raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
             backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
             mask, blocks = backbone.vocab - 1, raw["model_type"] == "bd3lm"
@@ -70,7 +76,7 @@ def load(
         if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
             causal.check_attention(causal.read_config(source), max_context)
         tokenizer = causal.load_tokenizer(source)
-        network = causal.load_weights(source, where, kind)
+        network = causal.load_weights(source, where, kind, shared=tensor_parallel)
     return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)
 
 

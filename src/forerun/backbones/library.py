@@ -42,6 +42,11 @@ def _interface(
 AttentionInterface.register(INTERFACE, _interface)
 
 
+def processes(model: Any) -> int:
+    """Over how many processes the library split its layers; each then has its share of the heads, and of their keys and values."""
+    return int(getattr(model, "tp_size", None) or 1)
+
+
 class LibraryBackbone:
     """Rows to logits through a `transformers` model."""
 
@@ -52,7 +57,7 @@ class LibraryBackbone:
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         self.layers = config.num_hidden_layers
-        self.key_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.key_heads = (getattr(config, "num_key_value_heads", None) or heads) // processes(model)
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         if config.model_type == "gpt_neo":
             _replace_neo_attention(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ import torch
 
 from forerun import zoo
 from forerun.checkpoints import tiny
-from forerun.errors import BadCheckpoint, NotAble
+from forerun.errors import BadCheckpoint, BadOption, NotAble
 
 CHANGING_ROPE = ("dynamic", "longrope")  # rotations that change as the text grows, so that no key could be kept
 
@@ -121,14 +122,15 @@ def check_attention(config: Any, max_context: int | None) -> None:
         raise NotAble(f"'{kind}' uses {rope!r} rotary embeddings, which change as the text grows: no key could be kept.")
 
 
-def load_weights(source: Source, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """The library's model, with every weight accounted for."""
+def load_weights(source: Source, device: torch.device, dtype: torch.dtype | None, shared: bool = False) -> Any:
+    """The library's model, with every weight accounted for; `shared` out over the processes that `torchrun` started."""
     from transformers import AutoModelForCausalLM
 
+    how: dict[str, Any] = _in_parallel(source) if shared else {}
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **source.arguments, dtype=dtype or "auto", output_loading_info=True, trust_remote_code=False
+                **source.arguments, **how, dtype=dtype or "auto", output_loading_info=True, trust_remote_code=False
             )
     except Exception as error:
         raise BadCheckpoint(f"model={source.name!r}: its weights cannot be read: {first_line(error)}") from error
@@ -139,7 +141,25 @@ def load_weights(source: Source, device: torch.device, dtype: torch.dtype | None
             f"{len(keys)} {kind} ({', '.join(keys[:3])}{' …' if len(keys) > 3 else ''})" for kind, keys in wrong.items() if keys
         )
         raise BadCheckpoint(f"model={source.name!r}: weights do not match its config: {said}.")
-    return model.to(device)
+    return model if shared else model.to(device)
+
+
+def _in_parallel(source: Source) -> dict[str, Any]:
+    """How the library is told to split every layer by heads and columns, by the plan that an architecture brings."""
+    import torch.distributed as dist
+
+    if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
+        raise BadOption("tensor_parallel=True needs several processes: torchrun --nproc-per-node N your_script.py")
+    if source.gguf:
+        raise NotAble(
+            f"model={source.name!r} is a GGUF file, which the library does not split: tensor_parallel needs a directory or hub id."
+        )
+    try:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_plan="auto")}
+    except (ImportError, TypeError):  # the library before 5.18
+        return {"tp_plan": "auto"}
 
 
 def load_tokenizer(source: Source) -> Any | None:
@@ -160,10 +180,10 @@ def backbone_of(model: Any, vocab: int, context: int) -> Any:
     from forerun.backbones import lean, library
 
     plain = getattr(model.config, "hidden_act", None) == "silu"
-    if model.config.model_type in lean.SHAPES and plain:
+    if model.config.model_type in lean.SHAPES and plain and library.processes(model) == 1:
         return lean.LeanBackbone(model, vocab, context)
     backbone = library.LibraryBackbone(model, vocab, context)
-    if model.config.model_type not in tiny.ARCHITECTURES:
+    if model.config.model_type not in tiny.ARCHITECTURES or library.processes(model) > 1:
         library.prove(backbone)
     return backbone
 

@@ -14,9 +14,16 @@ from rich.text import Text
 
 from forerun.errors import BadOption
 
-COLOURS = {"sampled": "white", "accepted": "green", "bonus": "bold cyan", "resampled": "yellow", "first": "bright_green"}
+COLOURS = {
+    "sampled": "white",
+    "accepted": "green",
+    "bonus": "bold cyan",
+    "resampled": "yellow",
+    "first": "bright_green",
+    "edited": "bold magenta",
+}
 REJECTED = "red strike"
-OTHERS = ("magenta", "blue", "bright_red", "bright_black")
+OTHERS = ("blue", "bright_red", "bright_black")
 
 
 def read(file: str) -> list[dict[str, Any]]:
@@ -61,9 +68,9 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
     for event in events:
         reasons[event["reason"]] += len(event["tokens"])
     forwards = sum(max(event["forward"] for event in own) for own in by_request(events))
-    rejected = sum(len(event.get("rejected", ())) for event in events)
+    rejected = sum(len(event.get("rejected", ())) for event in events if event["reason"] != "edited")
     return {
-        "tokens": sum(reasons.values()),
+        "tokens": sum(reasons.values()) - reasons["edited"],  # an edit puts a token in another's place
         "forwards": forwards,
         "reasons": dict(reasons),
         "rejected": rejected,
