@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from forerun.cli import app
 from forerun.engine.pack import Batch
-from forerun.errors import BadOption
+from forerun.errors import BadOption, NoRoom
 from forerun.evaluate.bench import SHAPES, Cell, decoding, draw, floor_of, forwards, random_model
 from forerun.rows import Plan, causal_rows
 from tests.conftest import fresh
@@ -58,6 +58,14 @@ def test_every_shape_is_one_that_the_lean_decoder_takes(shape):
 
     config = AutoConfig.for_model(**SHAPES[shape])
     assert config.model_type in LEAN and config.hidden_size % config.num_attention_heads == 0
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("forerun.evaluate.bench.available_bytes", lambda device: 1 << 20)
+    with pytest.raises(NoRoom, match="smaller shape"):
+        random_model("zoo", CPU, torch.float32, 1, 64)
+    monkeypatch.undo()
+    assert random_model("zoo", CPU, torch.float32, 1, 10**6).context == 16384
 
 
 def test_the_parts_of_decoding_add_up():

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from forerun.api import Model, from_network
+from forerun.engine.cache import available_bytes
 from forerun.engine.pack import Batch
 from forerun.engine.serve import Clock, Work
-from forerun.errors import unknown
+from forerun.errors import NoRoom, unknown
 from forerun.evaluate.costs import cost_of
 from forerun.rows import Plan, causal_rows
 
@@ -53,6 +54,12 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, lanes: in
     config = AutoConfig.for_model(**SHAPES[shape])
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
+    size, free = sum(p.numel() for p in network.parameters()) * dtype.itemsize, available_bytes(device)
+    if size > 0.9 * free:
+        raise NoRoom(
+            f"shape={shape!r} needs {size / 2**30:.1f} GiB on {device}, where {free / 2**30:.1f} are free: use a smaller shape, or "
+            f"a smaller dtype."
+        )
     rotary = type(network.model.rotary_emb)(config)
     network.model.rotary_emb = torch.nn.Identity()
     network = network.to(dtype).to_empty(device=device)
@@ -61,7 +68,8 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, lanes: in
             weight.normal_(0, 0.02) if weight.dim() > 1 else weight.fill_(0.0 if name.endswith("bias") else 1.0)
     network.tie_weights()
     network.model.rotary_emb = rotary.to(device)
-    return from_network(network.eval(), None, name=shape, lanes=lanes, max_context=context)
+    longest = config.max_position_embeddings
+    return from_network(network.eval(), None, name=shape, lanes=lanes, max_context=min(context, longest))
 
 
 def _timed(run: Callable[[], Any], device: torch.device, turns: int) -> float:
