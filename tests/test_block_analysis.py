@@ -95,6 +95,8 @@ def test_a_frontier_sets_speed_beside_quality_and_is_drawn(tmp_path):
     draw_habits([habits(m.generate([[5]], method="block", max_tokens=8, logprobs=0), "block", 8)], str(tmp_path / "h.png"))
     assert (tmp_path / "f.png").stat().st_size > 5000 and (tmp_path / "h.png").stat().st_size > 5000
     json.dumps([p.as_dict() for p in points])
+    with pytest.raises(NotAble, match="scores no text"):
+        frontier(m, model("masked"), windows, decode, given=8)
 
 
 @pytest.mark.parametrize("block", [4, 8, 16, 32])

@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_every_block_on_its_own(options, shifted):
 
 def test_blocks_of_one_token_in_a_shifted_model_are_plain_left_to_right_training():
     net = network("llama", torch.float64)
-    objective = Block(mask_token=MASK, shifted=True, ar=1.0)
+    objective = Block(mask_token=MASK, shifted=True, ar=1.0, sizes=(4,))
     text = tokens()
     text[text == MASK] = MASK + 1
     with torch.no_grad():
@@ -115,6 +115,7 @@ def test_edited_sequences_have_wrong_tokens_among_the_visible_and_predict_all_of
     "options, said",
     [
         (dict(sizes=()), "sizes"),
+        (dict(sizes=8), "sizes=8 must be a list"),
         (dict(sizes=(0,)), "sizes"),
         (dict(rates=(0.0, 1.0)), "rates"),
         (dict(rates=(0.5, 0.2)), "rates"),
@@ -128,6 +129,15 @@ def test_edited_sequences_have_wrong_tokens_among_the_visible_and_predict_all_of
 def test_options_that_mean_nothing_are_refused(options, said):
     with pytest.raises(BadOption, match=said):
         make("block", options)
+
+
+def test_a_block_longer_than_the_text_and_text_shorter_than_the_context_are_refused():
+    from forerun.train.data import Corpus
+
+    with pytest.raises(BadOption, match="longer than context=14"):
+        Block(sizes=(4, 16)).prepare(tokens(), np.random.default_rng(0), 0)
+    with pytest.raises(BadOption, match="smaller context"):
+        Corpus(np.arange(50), np.arange(5)).held_out(4, 8)
 
 
 def test_what_is_taught_is_the_teachers_law_left_to_right_and_in_drafts():

@@ -126,7 +126,7 @@ def evaluate(
 
 @app.command()
 def train(
-    objective: Annotated[str, typer.Argument(help="ar, any-subset, masked, distil-drafter or consistency.")],
+    objective: Annotated[str, typer.Argument(help="ar, any-subset, masked, block, distil-drafter, distil-block or consistency.")],
     config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
     out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
     data: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from forerun.cli.generate import aside, load, read_prompts
 from forerun.errors import unknown
+from forerun.parameters import check_whole
 
 
 def run(analysis: str, model: str | None, prompts: str | None, how: dict[str, Any], more: dict[str, Any], as_json: bool) -> None:
@@ -25,7 +27,16 @@ def run(analysis: str, model: str | None, prompts: str | None, how: dict[str, An
     default, default_block, show = ANALYSES[analysis]
     found = show(model or default, texts, {**how, "block": default_block if how["block"] is None else how["block"]}, more, as_json)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_finite(found)))
+
+
+def _finite(found: Any) -> Any:
+    """Numbers that are none, such as the error of a single sample, as JSON knows them."""
+    if isinstance(found, dict):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def ssd_limit(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, Any], quiet: bool) -> Any:
@@ -92,6 +103,7 @@ def frontier(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, 
     from forerun.train.data import held_out_windows
 
     given = 64
+    check_whole("count", more["count"])
     loaded, judge = load(model, lanes=more["count"]), load(more["judge"], lanes=1)
     windows = held_out_windows(more["data"], loaded.tokenizer, more["count"], given + how["max_tokens"])
     with Progress(console=aside, transient=True) as bar:

@@ -14,7 +14,8 @@ import torch
 
 from forerun.accept import rejection
 from forerun.api import Model
-from forerun.core import BLANK, BlockWise, Canvas
+from forerun.arguments import check_same_tokens
+from forerun.core import BLANK, BlockWise, Canvas, Conditional
 from forerun.engine.serve import Questions, Ticket
 from forerun.errors import NotAble
 from forerun.evaluate.compare import surprises
@@ -41,6 +42,15 @@ def check_fills_blocks(model: Model, analysis: str) -> None:
         raise NotAble(
             f"'{model.name}' (family '{model.family.name}') is no block model: {analysis} needs one, such as 'zoo:block'."
         )
+
+
+def check_judge(judge: Model, model: Model) -> None:
+    """Refuse a judge that cannot score text, or whose tokens are others."""
+    if Conditional not in judge.family.answers:
+        raise NotAble(
+            f"judge='{judge.name}' (family '{judge.family.name}') scores no text: use a left-to-right model, such as 'zoo:ar'."
+        )
+    check_same_tokens(model, judge)
 
 
 # How nearly from left to right (Gong et al., 2025).
@@ -257,6 +267,7 @@ def frontier(
 ) -> list[Point]:
     """Complete held-out windows, of each the first `given` tokens given, in every way; all prompts together."""
     check_fills_blocks(model, "frontier")
+    check_judge(judge, model)
     prompts, truths = windows[:, :given].tolist(), windows[:, given:].tolist()
     points = []
     for done, way in enumerate(decode):

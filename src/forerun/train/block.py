@@ -37,6 +37,9 @@ class Block(Objective):
     edited: float = 0.2  # share of visible tokens that are others there, at most
 
     def __post_init__(self) -> None:
+        for name in ("sizes", "rates"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise BadOption(f"{name}={getattr(self, name)!r} must be a list.")
         object.__setattr__(self, "sizes", tuple(sorted(self.sizes)))
         object.__setattr__(self, "rates", tuple(self.rates))
         for size in self.sizes or (0,):
@@ -62,6 +65,8 @@ class Block(Objective):
 
     def prepare(self, tokens_BL: Tensor, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
         size, length = tokens_BL.shape
+        if length < self.sizes[-1]:
+            raise BadOption(f"sizes={list(self.sizes)} has a block longer than context={length}: nothing would train it.")
         one_B = rng.random(size) < self.ar
         causal_B = one_B | (rng.random(size) < self.causal)
         size_B = np.where(one_B, 1, rng.choice(self.sizes_at(step), size))

@@ -36,6 +36,10 @@ class Corpus:
 
     def held_out(self, size: int, length: int) -> Tensor:
         """Evenly spaced windows, always the same."""
+        if len(self.valid) < length:
+            raise BadOption(
+                f"the data holds out {len(self.valid)} tokens, fewer than context={length}: give more of it, or a smaller context."
+            )
         starts = np.linspace(0, len(self.valid) - length, min(size, len(self.valid) // length)).astype(int)
         return torch.from_numpy(np.stack([self.valid[s : s + length] for s in starts]).astype(np.int64))
 
