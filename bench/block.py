@@ -122,7 +122,15 @@ def table(head: tuple[str, ...], rows: list[list[Any]]) -> list[str]:
 def quality(points: list[dict[str, Any]]) -> list[list[Any]]:
     rows = []
     for point in map(as_point, points):
-        rows.append([point.how, point.tokens_per_forward, point.nats, f"{point.entropy.mean:.2f}", f"{point.exact.mean:.0%}"])
+        rows.append(
+            [
+                point.how,
+                point.tokens_per_forward,
+                point.nats,
+                f"{point.entropy.mean:.2f}",
+                f"{point.exact.mean:.0%} ± {point.exact.error:.0%}",
+            ]
+        )
     return rows
 
 

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from forerun import zoo
+from forerun.train.block import Block
 from forerun.train.data import tokenise
 from forerun.train.loop import validate
 from forerun.train.objectives import make
 from forerun.train.recipe import read
+
+
+@dataclass(frozen=True)
+class AsItIs(Block):
+    """The block objective, measured with the options that it has."""
+
+    def held_out(self) -> AsItIs:
+        return self
+
+
+def block_sizes(trained: Any) -> list[tuple[str, AsItIs]]:
+    """The loss from left to right, and the bound at every block size."""
+    same = dict(mask_token=trained.mask_token, rates=trained.rates, whole=0.0)
+    sizes = [(f"blocks of {size}", AsItIs(sizes=(size,), ar=0.0, **same)) for size in trained.sizes]
+    return [("from left to right", AsItIs(ar=1.0, **same)), *sizes]
 
 
 def main() -> None:
@@ -25,6 +43,9 @@ def main() -> None:
         loss = validate(network, make(recipe.objective, recipe.options), corpus, recipe, "cpu", size=128)
         size = sum(p.numel() for p in network.parameters()) / 1e6
         print(f"zoo:{name}: {size:.2f} M parameters, held-out loss {loss:.3f} nats per token")
+        if recipe.objective == "block":
+            for label, probe in block_sizes(make("block", recipe.options)):
+                print(f"  {label}: {validate(network, probe, corpus, recipe, 'cpu', size=128):.3f}")
 
 
 if __name__ == "__main__":

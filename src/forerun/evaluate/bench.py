@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from forerun.api import Model, from_network
@@ -23,7 +22,7 @@ from forerun.engine.pack import Batch
 from forerun.engine.serve import Clock, Work
 from forerun.errors import NoRoom, unknown
 from forerun.evaluate.costs import cost_of
-from forerun.rows import Plan, causal_rows
+from forerun.evaluate.latency import verdicts
 
 
 def _llama(native: str, layers: int, hidden: int, inner: int, heads: int, keys: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -134,8 +133,7 @@ def forwards(
     wanted = [(b, c, t) for c in contexts for b in batches for t in tokens if c + t <= model.context and b <= model.engine.lanes]
     cells = []
     for done, (b, c, t) in enumerate(wanted):
-        plan = Plan(causal_rows(np.arange(c + t) % model.vocab), [np.arange(c, c + t)], c + t)
-        batch = Batch([(lane, plan, c) for lane in range(b)], model.host.room, backbone.device)
+        batch = verdicts(model, b, c, t)
         seconds = _timed(partial(backbone.forward, batch, model.host.slots), backbone.device, turns)
         cells.append(Cell(b, c, t, seconds, floor_of(backbone, batch, machine)))
         progress(done + 1, len(wanted))

@@ -16,6 +16,12 @@ from forerun.rows import Plan, causal_rows
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+def verdicts(model: Model, lanes: int, held: int, size: int) -> Batch:
+    """A forward of `size` tokens in each of some lanes, after `held` that are in slots already, all of them read."""
+    plan = Plan(causal_rows(np.arange(held + size) % model.vocab), [np.arange(held, held + size)], held + size)
+    return Batch([(lane, plan, held) for lane in range(lanes)], model.host.room, model.backbone.device)
+
+
 @torch.inference_mode()
 def forward_seconds(model: Model, sizes: Sequence[int] = SIZES, held: int = 128, turns: int = 7) -> dict[int, float]:
     """Median seconds of a forward of so many tokens after `held` that are in slots already, all of them read."""
@@ -23,10 +29,8 @@ def forward_seconds(model: Model, sizes: Sequence[int] = SIZES, held: int = 128,
     found: dict[int, list[float]] = {size: [] for size in sizes if held + size <= model.context}
     for turn in range(turns + 1):
         for size in found:
-            tokens = np.arange(held + size) % model.vocab
-            plan = Plan(causal_rows(tokens), [np.arange(held, held + size)], held + size)
             began = time.perf_counter()
-            model.backbone.forward(Batch([(0, plan, held)], model.host.room, model.backbone.device), model.host.slots)
+            model.backbone.forward(verdicts(model, 1, held, size), model.host.slots)
             if model.backbone.device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:  # the first warms up
