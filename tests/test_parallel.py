@@ -23,6 +23,7 @@ found = {"heads": model.backbone.key_heads}
 for method, how in json.loads(sys.argv[2]).items():
     found[method] = [r.token_ids for r in model.generate(prompts, method=method, max_tokens=12, ignore_eos=True, **how)]
 Path(sys.argv[1]).with_name(f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+dist.barrier()  # nobody closes a connection that the other still reads
 dist.destroy_process_group()
 """
 METHODS = {"ar": {}, "jacobi": {"temperature": 0.8, "seed": 3}, "lookup": {"k": 3}, "multiblock": {"block": 5}}
@@ -33,11 +34,12 @@ def test_two_processes_write_what_one_writes(arch, tmp_path):
     tiny.build(arch).save_pretrained(tmp_path / "m")
     (tmp_path / "program.py").write_text(PROGRAM)
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    words += ["--max-restarts", "2"]  # gloo was once seen to abort on a busy machine; what fails for a reason fails three times
     done = subprocess.run(
         [*words, str(tmp_path / "program.py"), str(tmp_path / "m"), json.dumps(METHODS)],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[:6000]
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0] == ranks[1] and ranks[0]["heads"] == 1  # of the two that the model has
     alone = forerun.load(str(tmp_path / "m"), dtype="float64", lanes=4, max_context=64)
