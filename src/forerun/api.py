@@ -23,6 +23,7 @@ from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
 from forerun.families.block import Block
 from forerun.families.masked import Masked
 from forerun.jobs import Job, Jobs, Stream, failed
+from forerun.noise import Noise
 from forerun.parameters import Sampling
 from forerun.registry import family_for
 from forerun.result import Result
@@ -40,12 +41,14 @@ def load(
     lanes: int | None = None,
     max_context: int | None = None,
     tensor_parallel: bool = False,
+    graphs: bool | None = None,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or 'tiny[:ARCH[:SEED]]'.
 
     `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
     `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
     `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which make the same requests.
+    `graphs=False` runs every forward by its plain code; else, on cuda, forwards are captured as graphs where that is possible.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -69,15 +72,15 @@ def load(
             backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
             mask, blocks = backbone.vocab - 1, raw["model_type"] == "bd3lm"
             family = Block(mask, diffusion.block_size(model, raw) or 1) if blocks else Masked(mask)
-            return Model(model, family, backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes)
+            return Model(model, family, backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes, graphs=graphs)
         if raw is not None:
             network, tokenizer = diffusion.load(source, raw, where, kind)
-            return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)
+            return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context, graphs=graphs)
         if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
             causal.check_attention(causal.read_config(source), max_context)
         tokenizer = causal.load_tokenizer(source)
         network = causal.load_weights(source, where, kind, shared=tensor_parallel)
-    return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context)
+    return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context, graphs=graphs)
 
 
 def from_network(
@@ -87,6 +90,7 @@ def from_network(
     name: str = "model",
     lanes: int | None = None,
     max_context: int | None = None,
+    graphs: bool | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
     causal.check_attention(network.config, max_context)
@@ -99,7 +103,7 @@ def from_network(
     eos = causal.eos_ids(network, tokenizer)
     family = family_for(config)
     make_backbone = getattr(family, "backbone", causal.backbone_of)
-    return Model(name, family, make_backbone(network, vocab, context), tokenizer, eos, lanes)
+    return Model(name, family, make_backbone(network, vocab, context), tokenizer, eos, lanes, graphs=graphs)
 
 
 def device_named(device: str | None) -> torch.device:
@@ -138,12 +142,13 @@ class Model:
         eos: Sequence[int] | frozenset[int] = (),
         lanes: int | None = None,
         sample: Any = None,
+        graphs: bool | None = None,
     ):
         self.name, self.family, self.backbone, self.tokenizer = name, family, backbone, tokenizer
         self.context, self.vocab = backbone.context, backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
         lanes = self._lanes(lanes)
-        self.engine = Engine(lanes, sample) if sample else Engine(lanes)
+        self.engine = Engine(lanes, sample or Noise, graphs)
         self._draft_hosts: dict[Model, tuple[Any, Host]] = {}
         self._draft_models: dict[str, Model] = {}
 

@@ -193,6 +193,7 @@ class Canvas:
         self.finish_reason: str | None = None
         self.settled = len(self.canvas)  # tokens from here on may still be edited, so they are not said yet
         self.known = self._known_from(0)  # everything before this position is decided and settled
+        self._filled = 0
         # If log-probabilities are asked for: (branch, position) -> (logits, law) as last answered, and what was said of them.
         self.laws: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.logprobs: list[dict[str, Any]] = []
@@ -214,7 +215,7 @@ class Canvas:
     @property
     def filled(self) -> int:
         """How many blanks, from the left, are decided with everything before them."""
-        return int(np.searchsorted(self.blanks, self.known))
+        return self._filled
 
     @property
     def first_blank(self) -> int:
@@ -232,6 +233,8 @@ class Canvas:
 
     def next(self, n: int) -> list[int]:
         """The next n blanks, fewer if fewer are left."""
+        if n == 1 and self.known < len(self.canvas) and self.canvas[self.known] == BLANK:
+            return [self.known]
         return (self.known + np.flatnonzero(self.canvas[self.known :] == BLANK)[:n]).tolist()
 
     def ends(self, token: int) -> bool:
@@ -297,14 +300,13 @@ class Canvas:
 
     def _extend(self) -> None:
         """Move the decided prefix over what was just filled, token by token, until it ends, meets a blank, or is not settled."""
-        was_blank = self.filled
         while self.known < min(len(self.canvas), self.settled) and not self.done and self.canvas[self.known] != BLANK:
             token, reason = int(self.canvas[self.known]), None
-            if was_blank < len(self.blanks) and self.blanks[was_blank] == self.known:  # given tokens were never said by us
+            if self._filled < len(self.blanks) and self.blanks[self._filled] == self.known:  # given tokens were never said by us
                 if self.known in self._entries:
                     self.logprobs.append(self._entries.pop(self.known))
                 reason = self.ending(token)
-                was_blank += 1
+                self._filled += 1
             self.known += 1
             self.finish_reason = reason or ("length" if self.known == len(self.canvas) else None)
             if self.done:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 HALF = "\ufffd"  # what a decoder writes for bytes that are not a whole character
 LONGEST_CHARACTER = 4  # bytes, so at most this many byte-level tokens wait for the rest of their character
+NEIGHBOURS = 16  # tokens that are decoded again with each new one, before all but the last are let go
 
 
 class Writer:
@@ -19,37 +20,35 @@ class Writer:
         self.text = ""
         self.stopped_by: str | None = None
         self._window: list[int] = []  # the last tokens, some already in the text: decoders need their left neighbours
-        self._written = 0  # how many tokens of the window are in the text
+        self._written, self._before = 0, ""  # how many tokens of the window are in the text, and what they say
 
     def push(self, token: int) -> None:
         self._window.append(token)
-        while len(self._window) - self._written >= LONGEST_CHARACTER and self._pending().endswith(HALF):
-            self._write_up_to(self._written + 1)  # its first byte cannot begin a character that is still to be completed
-        if not self._pending().endswith(HALF):
-            self._write_up_to(len(self._window))
+        whole = self.decode(self._window)
+        while len(self._window) - self._written >= LONGEST_CHARACTER and whole[len(self._before) :].endswith(HALF):
+            # Its first byte cannot begin a character that is still to be completed.
+            self._write_up_to(self._written + 1, self.decode(self._window[: self._written + 1]))
+            whole = self.decode(self._window)
+        if not whole[len(self._before) :].endswith(HALF):
+            self._write_up_to(len(self._window), whole)
 
-    def _write_up_to(self, count: int) -> None:
-        before = self._text_of(self._written)
-        self._write(self._text_of(count)[len(before) :])
-        # Of what is written only the last tokens stay, as left neighbours.
-        start = max(0, min(self._written, count - LONGEST_CHARACTER))
-        self._window, self._written = self._window[start:], count - start
+    def _write_up_to(self, count: int, said: str) -> None:
+        self._write(said[len(self._before) :])
+        self._written, self._before = count, said
+        if count > NEIGHBOURS:  # of what is written only the last tokens stay
+            self._window = self._window[count - LONGEST_CHARACTER :]
+            self._written, self._before = LONGEST_CHARACTER, self.decode(self._window[:LONGEST_CHARACTER])
 
     def finish(self) -> None:
         """No token follows: write what is whole of the rest."""
-        self._write(self._pending().rstrip(HALF))
-        self._window, self._written = [], 0
+        if self._window:
+            self._write(self.decode(self._window)[len(self._before) :].rstrip(HALF))
+        self._window, self._written, self._before = [], 0, ""
 
     @property
     def shown(self) -> str:
         held = max((_overlap(self.text, stop) for stop in self.stops), default=0) if self.stopped_by is None else 0
         return self.text[: len(self.text) - held]
-
-    def _pending(self) -> str:
-        return self._text_of(len(self._window))[len(self._text_of(self._written)) :]
-
-    def _text_of(self, count: int) -> str:
-        return self.decode(self._window[:count]) if count else ""
 
     def _write(self, piece: str) -> None:
         if self.stopped_by is not None:

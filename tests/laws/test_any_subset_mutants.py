@@ -135,5 +135,7 @@ def flipped(queries):
 
 def test_a_mask_that_may_be_written_is_caught(monkeypatch):
     original = Host.__init__
-    monkeypatch.setattr(Host, "__init__", lambda self, backbone, lanes, room, never=(): original(self, backbone, lanes, room))
+    monkeypatch.setattr(
+        Host, "__init__", lambda self, backbone, lanes, room, never=(), graphs=None: original(self, backbone, lanes, room)
+    )
     assert any_caught()

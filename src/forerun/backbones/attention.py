@@ -25,6 +25,10 @@ def attend(
 ) -> Tensor:
     """Write this layer's keys and values to their slots, then attend: [T, H * D]."""
     slots.write(layer, batch.slots_T, k_TGD, v_TGD)
+    if batch.tiles is not None:
+        from forerun.backbones.kernels import attention  # needs Triton, which only a GPU's forwards need
+
+        return attention(layer, q_THD.contiguous(), batch.tiles, slots, scale)
     over = _side_by_side if batch.device.type == "cuda" else _one_by_one
     return over(q_THD, slots.keys[layer], slots.values[layer], batch, scale, window)
 

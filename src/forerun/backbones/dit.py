@@ -38,6 +38,8 @@ class DiTBackbone:
         self.device, self.dtype = embed.device, embed.dtype
         self.head_dim = embed.shape[1] // heads
         self.layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
+        self.key_heads, self.fold = heads, 1
+        self.capturable = mask_token is None  # else the noise level is counted on the host
         self.cost = float(sum(tensor.numel() for tensor in weights.values()))
         self.at_zero = self._modulations(torch.zeros(1))
         angle = torch.outer(torch.arange(context).double(), frequencies(self.head_dim // 2))

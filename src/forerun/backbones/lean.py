@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.backbones.attention import attend
 from forerun.engine.cache import Slots
-from forerun.engine.pack import Batch
+from forerun.engine.pack import Batch, Tiles
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -42,12 +42,15 @@ class Layer:
 class LeanBackbone:
     """Rows to logits. Takes the weights over from a `transformers` model, which is not needed afterwards."""
 
+    capturable = True
+
     def __init__(self, model: Any, vocab: int, context: int):
         config = model.config
         self.vocab, self.context, self.device, self.dtype = vocab, context, model.device, model.dtype
         self.cost = float(sum(p.numel() for p in model.parameters()))
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.fold = self.heads // self.key_heads
         self.eps, self.layers = config.rms_norm_eps, config.num_hidden_layers
         base = model.model
         self.embed, self.norm = base.embed_tokens.weight.detach(), base.norm.weight.detach()
@@ -66,6 +69,8 @@ class LeanBackbone:
         return Slots(self.layers, lanes, context, self.key_heads, self.head_dim, self.dtype, self.device)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
+        if batch.tiles is not None:
+            return self._by_kernels(batch, batch.tiles, slots)
         x_TE = F.embedding(batch.tokens_T, self.embed)
         cos_T1D, sin_T1D = self.cos_CD[batch.positions_T][:, None], self.sin_CD[batch.positions_T][:, None]
         for index, layer in enumerate(self.stack):
@@ -75,6 +80,25 @@ class LeanBackbone:
             gate, up = _times(self._norm(x_TE, layer.norm_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x_TE = x_TE + _times(F.silu(gate) * up, layer.down, layer.down_bias)
         return self._norm(x_TE, self.norm) @ self.head
+
+    def _by_kernels(self, batch: Batch, tiles: Tiles, slots: Slots) -> Tensor:
+        """The same in kernels of ours (which need Triton), at most one between any two matrix products."""
+        from forerun.backbones.kernels import attention, product, rotate_and_keep
+
+        x_TE = F.embedding(batch.tokens_T, self.embed)
+        for index, layer in enumerate(self.stack):
+            qkv_TN = product(x_TE, layer.qkv, layer.qkv_bias, normed=(layer.norm_attn, self.eps))
+            norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+            q_THD = rotate_and_keep(
+                index, qkv_TN, norms, self.cos_CD, self.sin_CD, batch.positions_T, batch.slots_T, slots, self.eps
+            )
+            seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
+            x_TE = product(seen_TE, layer.out, layer.out_bias, onto=x_TE)
+            if index == self.layers - 1:
+                x_TE = x_TE[batch.reads_R]
+            h_TI = product(x_TE, layer.gate_up, layer.gate_up_bias, normed=(layer.norm_mlp, self.eps), gated=True)
+            x_TE = product(h_TI, layer.down, layer.down_bias, onto=x_TE)
+        return product(x_TE, self.head, normed=(self.norm, self.eps))
 
     def _attention(self, index: int, layer: Layer, x_TE: Tensor, cos: Tensor, sin: Tensor, batch: Batch, slots: Slots) -> Tensor:
         qkv = _times(x_TE, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, self.head_dim))

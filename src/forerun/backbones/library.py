@@ -59,6 +59,8 @@ class LibraryBackbone:
         self.layers = config.num_hidden_layers
         self.key_heads = (getattr(config, "num_key_value_heads", None) or heads) // processes(model)
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.fold = heads // processes(model) // self.key_heads
+        self.capturable = config.model_type != "gpt_neo" and processes(model) == 1  # local layers, and talk between processes
         if config.model_type == "gpt_neo":
             _replace_neo_attention(model)
         elif not getattr(model, "_supports_attention_backend", False):

@@ -31,6 +31,8 @@ class TranslatedBackbone:
         known_V = self.theirs_V.clamp(min=0)  # what has no name over there reads as token 0
         self.into = torch.cat([known_V, known_V.new_tensor([mask if mask is not None else 0])])
         self._into = self.into.cpu().numpy()
+        self.capturable = getattr(backbone, "capturable", False)
+        self.dtype, self.fold, self.key_heads = (getattr(backbone, name, None) for name in ("dtype", "fold", "key_heads"))
         self.bytes_per_lane, self.make_slots = backbone.bytes_per_lane, backbone.make_slots
 
     def forward(self, batch: Batch, slots: Any) -> Tensor:

@@ -49,17 +49,21 @@ class Slots:
     """Keys and values of all lanes, one pair of tensors per layer: [lanes, context, heads, dim].
 
     Zeros, so that a slot nobody wrote can never bring a NaN into a masked product; on a CPU untouched zeros cost no memory.
+    Behind the last slot of the last lane there is one more, `nowhere`, for rows that only fill a forward up to its size.
     """
 
     def __init__(self, layers: int, lanes: int, context: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device):
-        shape = (lanes, context, heads, dim)
-        self.context = context
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values)]
+        self.context, self.nowhere = context, lanes * context
+        shape = (self.nowhere + 1, heads, dim)
+        self._flat = [tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)) for _ in range(layers)]
+        self.keys, self.values = ([pair[i][:-1].unflatten(0, (lanes, context)) for pair in self._flat] for i in range(2))
+
+    def flat(self, layer: int) -> tuple[Tensor, ...]:
+        """A layer's keys and values by flat slot (lane * context + slot)."""
+        return self._flat[layer]
 
     def write(self, layer: int, slot_T: Tensor, k_THD: Tensor, v_THD: Tensor) -> None:
-        """Write rows to flat slots (lane * context + slot)."""
+        """Write rows to flat slots."""
         keys, values = self._flat[layer]
         keys.index_copy_(0, slot_T, k_THD)
         values.index_copy_(0, slot_T, v_THD)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ class Segment:
 
 
 class Batch:
-    """One forward as data: what a backbone needs to run it."""
+    """One forward as data: what a backbone needs to run it. Tensors are made when they are first asked for."""
+
+    tiles: Tiles | None = None  # how kernels of ours see the rows; without it attention goes by segments
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         self.device = device
@@ -49,15 +52,34 @@ class Batch:
         for lane, plan, start in work:
             self.segments.append(Segment(lane, plan, start, offset))
             offset += self.segments[-1].rows
-        rows = np.concatenate([s.run() for s in self.segments], 1)
-        slots = np.concatenate([np.arange(s.start, s.end) + s.lane * context for s in self.segments])
-        reads = np.concatenate([branch - s.start + s.offset for s in self.segments for branch in s.plan.reads])
-        # One transfer for all integers of the forward.
-        packed = np.concatenate([rows[TOKEN], rows[POSITION], slots, reads])
-        numbers = torch.from_numpy(packed).to(device, torch.long, non_blocking=True)
-        self.tokens_T, self.positions_T, self.slots_T, self.reads_R = numbers.split([offset, offset, offset, len(reads)])
+        self.rows_5T = _joined([s.run() for s in self.segments])
+        self.slots = _joined([np.arange(s.start, s.end) + s.lane * context for s in self.segments])
+        self.reads = _joined([branch + (s.offset - s.start) for s in self.segments for branch in s.plan.reads])
         self._sights: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, Padded] = {}
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, ...]:
+        """Tokens, positions, slots and reads, in one transfer."""
+        rows = len(self.slots)
+        packed = np.concatenate([self.rows_5T[TOKEN], self.rows_5T[POSITION], self.slots, self.reads])
+        return torch.from_numpy(packed).to(self.device, torch.long, non_blocking=True).split([rows, rows, rows, len(self.reads)])
+
+    @cached_property
+    def tokens_T(self) -> Tensor:
+        return self._numbers[0]
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        return self._numbers[1]
+
+    @cached_property
+    def slots_T(self) -> Tensor:
+        return self._numbers[2]
+
+    @cached_property
+    def reads_R(self) -> Tensor:
+        return self._numbers[3]
 
     def sight(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What to add to a segment's scores, [rows, end]: 0 for slots that a row sees, else minus infinity; None where every row
@@ -116,6 +138,48 @@ class Padded:
             for b, s in enumerate(segments):
                 at[b, 0, : s.end] = s.plan.rows[POSITION]
             self.mask_BTS &= rows_B5T1[:, POSITION] - torch.from_numpy(at).to(device) < window
+
+
+TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
+SHARES = (64, 16, 4, 1)  # into how many shares what a tile looks at may be cut
+LEAST_SHARE = 64  # slots
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows as attention kernels take them: up to `height` neighbouring rows of one sequence are a tile, which looks at slots
+    [0, near) and [lo, far) of its lane, in `splits` shares."""
+
+    numbers: Any  # [6, N]: first row, rows, lane, near, lo, far
+    spans: Any  # [3, T]: horizon, lo and hi of every row
+    height: int
+    splits: int
+
+
+def tiled(batch: Batch, fold: int, groups: int, programs: int) -> Tiles:
+    """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
+    programs at a time."""
+    longest = max(s.rows for s in batch.segments)
+    height = min(1 << (longest - 1).bit_length(), max(1, TILE_ROWS // fold))
+    if longest <= height:
+        first = np.array([s.offset for s in batch.segments])
+        lane = np.array([s.lane for s in batch.segments])
+    else:
+        first = _joined([np.arange(s.offset, s.offset + s.rows, height) for s in batch.segments])
+        lane = np.repeat([s.lane for s in batch.segments], [-(-s.rows // height) for s in batch.segments])
+    _, _, horizon, lo, hi = batch.rows_5T
+    near = np.maximum.reduceat(horizon, first)
+    far = np.maximum(np.maximum.reduceat(hi, first), near)
+    lo_seen = np.where(hi > lo, lo, np.iinfo(lo.dtype).max)  # an empty interval reaches nowhere
+    lo_tile = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
+    size = np.diff(first, append=batch.rows_5T.shape[1])
+    most = min(programs // (len(first) * groups), int((near + far - lo_tile).max()) // LEAST_SHARE)
+    splits = next((n for n in SHARES if n <= most), 1)
+    return Tiles(np.stack([first, size, lane, near, lo_tile, far]), batch.rows_5T[HORIZON:], height, splits)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
 
 
 def stack(values: Sequence[Any], device: torch.device) -> Tensor | None:

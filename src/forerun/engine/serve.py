@@ -19,6 +19,7 @@ from torch import Tensor
 
 from forerun.core import EVERYTHING, Canvas, Draw, Frame, Placement, Scope, Tail
 from forerun.engine.cache import Memo
+from forerun.engine.graphs import Runner
 from forerun.engine.pack import Batch, stack
 from forerun.errors import ForerunError, NotAble
 from forerun.noise import Noise
@@ -72,10 +73,11 @@ class Host:
     """A backbone with its slots: one lane per sequence that is being decoded, `room` slots each. Tokens that are `never` a
     possible outcome (a mask) have no probability, whoever asks."""
 
-    def __init__(self, backbone: Backbone, lanes: int, room: int, never: Sequence[int] = ()):
+    def __init__(self, backbone: Backbone, lanes: int, room: int, never: Sequence[int] = (), graphs: bool | None = None):
         self.backbone, self.room = backbone, room
         self.never = [token for token in never if token < backbone.vocab]
         self.slots = backbone.make_slots(lanes, room)
+        self.runner = Runner(backbone, self.slots, graphs)
         self.memos = [Memo(room) for _ in range(lanes)]
         self.shelf: dict[str, Any] = {}
         self.work = Work()
@@ -197,8 +199,10 @@ class Ticket:
 
 @dataclass
 class Clock:
-    """Where the engine's time went, in seconds."""
+    """Where the engine's time went, in seconds. A device that works on its own is waited for after each forward only where `waits`
+    says so; else its time is counted where its numbers are first needed, which is in the rules."""
 
+    waits: bool = False
     forward: float = 0.0
     rules: float = 0.0
     total: float = 0.0
@@ -213,8 +217,13 @@ class Clock:
 class Engine:
     """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of draws."""
 
-    def __init__(self, lanes: int, sample: Callable[[Sequence[tuple[int, int]]], Callable[[Tensor], Tensor]] = Noise):
-        self.lanes = lanes
+    def __init__(
+        self,
+        lanes: int,
+        sample: Callable[[Sequence[tuple[int, int]]], Callable[[Tensor], Tensor]] = Noise,
+        graphs: bool | None = None,
+    ):
+        self.lanes, self.graphs = lanes, graphs
         self.hosts: list[Host] = []
         self.queue: deque[Ticket] = deque()
         self.live: list[Ticket] = []
@@ -224,7 +233,7 @@ class Engine:
 
     def host(self, backbone: Backbone, room: int, never: Sequence[int] = ()) -> Host:
         """Make room for a model: `room` slots in every lane."""
-        self.hosts.append(Host(backbone, self.lanes, room, never))
+        self.hosts.append(Host(backbone, self.lanes, room, never, self.graphs))
         return self.hosts[-1]
 
     def submit(self, ticket: Ticket) -> Ticket:
@@ -379,7 +388,9 @@ class Engine:
 
     def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
         began = time.perf_counter()
-        logits_RV = host.backbone.forward(batch, host.slots)
+        logits_RV = host.runner.forward(batch)
+        if self.clock.waits and logits_RV.is_cuda:
+            torch.cuda.synchronize()
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += 1
         host.work.add(batch)

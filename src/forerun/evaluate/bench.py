@@ -134,7 +134,7 @@ def forwards(
     cells = []
     for done, (b, c, t) in enumerate(wanted):
         batch = verdicts(model, b, c, t)
-        seconds = _timed(partial(backbone.forward, batch, model.host.slots), backbone.device, turns)
+        seconds = _timed(partial(model.host.runner.forward, batch), backbone.device, turns)
         cells.append(Cell(b, c, t, seconds, floor_of(backbone, batch, machine)))
         progress(done + 1, len(wanted))
     for memo in model.host.memos:
@@ -192,7 +192,7 @@ def decoding(
     found: list[list[Split]] = [[] for _ in methods]
     for turn in range(turns + 1):
         for i, (name, options) in enumerate(methods):
-            model.engine.clock = Clock()
+            model.engine.clock = Clock(waits=True)
             began = time.perf_counter()
             results = [
                 r

@@ -30,7 +30,7 @@ def forward_seconds(model: Model, sizes: Sequence[int] = SIZES, held: int = 128,
     for turn in range(turns + 1):
         for size in found:
             began = time.perf_counter()
-            model.backbone.forward(verdicts(model, 1, held, size), model.host.slots)
+            model.host.runner.forward(verdicts(model, 1, held, size))
             if model.backbone.device.type == "cuda":
                 torch.cuda.synchronize()
             if turn:  # the first warms up

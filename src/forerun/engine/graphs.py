@@ -1,0 +1,209 @@
+"""How forwards are run: one after the other by their own code, or as CUDA graphs, captured once per size and replayed.
+
+A captured forward reads its integers from fixed memory: rows, what they see, where they live and which of them are read, and how
+attention is cut into tiles. Any batch that fits the sizes can run in it, whatever the lanes and however long the texts, because
+kernels take their loops' lengths from those integers too. Sizes are rounded up, so that few captures serve all; rows that only fill
+up are written nowhere and seen by nobody.
+
+Every capture is checked once: its logits must be those of the forward's plain code. One that cannot be captured, or fails that
+check, is named in one warning, and the model goes on without.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.engine.pack import Batch, Tiles, tiled
+from forerun.rows import HI, HORIZON, LO, POSITION, TOKEN
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+MOST_READS = 512
+MOST_GRAPHS = 64
+TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
+log = logging.getLogger("forerun")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a captured forward has room for."""
+
+    rows: int
+    reads: int
+    tiles: int
+    height: int
+    splits: int
+
+    @classmethod
+    def of(cls, batch: Batch, tiles: Tiles) -> Size | None:
+        """The smallest that holds a batch; None where it is too large to be worth capturing."""
+        rows, reads, count = len(batch.slots), len(batch.reads), tiles.numbers.shape[1]
+        if rows > SIZES[-1] or reads > MOST_READS:
+            return None
+        return cls(rounded(rows), rounded(reads), rounded(count), tiles.height, tiles.splits)
+
+
+def rounded(count: int) -> int:
+    return SIZES[bisect_left(SIZES, count)]
+
+
+class Fixed:
+    """A batch in fixed memory, filled anew for every replay."""
+
+    segments: Sequence[Any] = ()  # what is known of them at capture would be wrong at the next replay
+
+    def __init__(self, size: Size, nowhere: int, device: torch.device):
+        self.device, self._nowhere, on_gpu = device, nowhere, device.type == "cuda"
+        parts = [6 * size.rows, size.reads, 6 * size.tiles]
+        self._sent = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
+        self._kept = torch.zeros_like(self._sent, device=device)
+        self._filled = torch.cuda.Event() if on_gpu else None
+        rows, self._reads, tiles = np.split(self._sent.numpy(), np.cumsum(parts)[:-1])
+        self._rows, self._tiles = rows.reshape(6, -1), tiles.reshape(6, -1)
+        rows_6T, self.reads_R, tiles_6N = self._kept.split(parts)
+        self.tokens_T, self.positions_T, self.slots_T = rows_6T.view(6, -1)[:3]
+        self.tiles = Tiles(tiles_6N.view(6, -1), rows_6T.view(6, -1)[3:], size.height, size.splits)
+
+    def fill(self, batch: Batch, tiles: Tiles) -> None:
+        if self._filled is not None:
+            self._filled.synchronize()  # the last replay's numbers may still be on their way
+        count = len(batch.slots)
+        self._rows[:2, :count] = batch.rows_5T[[TOKEN, POSITION]]
+        self._rows[2, :count] = batch.slots
+        self._rows[3:, :count] = batch.rows_5T[[HORIZON, LO, HI]]
+        self._rows[:, count:] = 0
+        self._rows[2, count:] = self._nowhere
+        self._reads[: len(batch.reads)] = batch.reads
+        self._reads[len(batch.reads) :] = 0
+        self._tiles[:, : tiles.numbers.shape[1]] = tiles.numbers
+        self._tiles[:, tiles.numbers.shape[1] :] = 0
+        self._kept.copy_(self._sent, non_blocking=True)
+        if self._filled is not None:
+            self._filled.record()
+
+
+class Runner:
+    """Runs a backbone's forwards in the fastest way that is right here. `graphs=False` runs them by their plain code."""
+
+    def __init__(self, backbone: Any, slots: Any, graphs: bool | None = None):
+        self.backbone, self.slots = backbone, slots
+        self.tiled = graphs is not False and able(backbone, forced=bool(graphs))
+        self.captured: OrderedDict[Size, Captured] = OrderedDict()
+        self.seconds = 0.0  # spent on captures
+        device = backbone.device
+        on_gpu = self.tiled and device.type == "cuda"
+        self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 16
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        if not self.tiled:
+            return self.backbone.forward(batch, self.slots)
+        tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs)
+        size = Size.of(batch, tiles)
+        if size is None:
+            return self._by_kernels(batch, tiles)
+        captured = self.captured.get(size)
+        if captured is None:
+            return self._first(size, batch, tiles)
+        self.captured.move_to_end(size)
+        return captured.replay(batch, tiles)
+
+    def _by_kernels(self, batch: Batch, tiles: Tiles) -> Tensor:
+        numbers, spans = (
+            torch.from_numpy(np.ascontiguousarray(x)).to(batch.device, torch.long) for x in (tiles.numbers, tiles.spans)
+        )
+        batch.tiles = Tiles(numbers, spans, tiles.height, tiles.splits)
+        return self.backbone.forward(batch, self.slots)
+
+    def _first(self, size: Size, batch: Batch, tiles: Tiles) -> Tensor:
+        """Capture a size that is met for the first time, and check it against the plain code on this very batch."""
+        began = time.perf_counter()
+        plain = self.backbone.forward(batch, self.slots)
+        try:
+            captured = Captured(self.backbone, self.slots, size, self._pool, batch, tiles)
+            logits = captured.replay(batch, tiles)
+            check(plain, logits)
+        except Exception as error:  # whatever stands in the way, the plain code can do it
+            self.tiled = False
+            self.captured.clear()
+            warnings.warn(f"forwards of this model are not captured as graphs, which makes it slower: {error}", stacklevel=2)
+            return self.backbone.forward(batch, self.slots)  # again, because the slots may hold anything by now
+        self.captured[size] = captured
+        if len(self.captured) > MOST_GRAPHS:
+            self.captured.popitem(last=False)
+        self.seconds += time.perf_counter() - began
+        say(f"captured a forward of {size.rows} rows: {len(self.captured)} so far, {self.seconds:.1f} s in all")
+        return logits
+
+
+class Captured:
+    """One forward of a fixed size. On CUDA a graph; elsewhere the same code over the same fixed memory."""
+
+    def __init__(self, backbone: Any, slots: Any, size: Size, pool: Any, batch: Batch, tiles: Tiles):
+        self.fixed = Fixed(size, slots.nowhere, backbone.device)
+        self.fixed.fill(batch, tiles)
+
+        def run() -> Tensor:
+            return backbone.forward(self.fixed, slots)
+
+        self._run: Callable[[], Tensor] = on_cuda(run, pool) if backbone.device.type == "cuda" else run
+
+    def replay(self, batch: Batch, tiles: Tiles) -> Tensor:
+        self.fixed.fill(batch, tiles)
+        return self._run()[: len(batch.reads)].clone()  # the next replay writes over it
+
+
+def on_cuda(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
+    """Capture what `run` launches, to launch it again at once. It runs once before, so that whatever is compiled or chosen on the
+    first run is ready."""
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        logits = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
+
+
+def able(backbone: Any, forced: bool) -> bool:
+    """Whether a backbone's forwards can be captured here: it must be made for it, in a precision that kernels have, on a GPU with
+    Triton. `forced` also runs it over fixed memory where there is no GPU, as tests do."""
+    if not getattr(backbone, "capturable", False) or backbone.dtype not in TOLERANCE:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return forced or backbone.device.type == "cuda"
+
+
+def check(plain: Tensor, replayed: Tensor) -> None:
+    off = ((plain - replayed).abs().max() / plain.abs().max()).item()
+    if not off <= TOLERANCE[plain.dtype]:
+        raise RuntimeError(f"their logits came out {off:.1%} off")
+
+
+def say(line: str) -> None:
+    """One line that replaces the last one, where somebody watches; else to the log."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    log.info(line)
