@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.laws import path_products, point_mass, prefix_lengths, residual
@@ -41,9 +42,7 @@ def rejection(x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor, sample: Sample)
 
     q = None is a point mass on x. Temperature 0 needs no other rule: there p and q are point masses and this is greedy matching.
     """
-    if q_BKV is None:
-        q_BKV = point_mass(x_BK, p_BLV.shape[-1], p_BLV.dtype)
-    return settle(ratios(x_BK, q_BKV, p_BLV).clamp(max=1), q_BKV, p_BLV, sample)
+    return settle(ratios(x_BK, q_BKV, p_BLV).clamp(max=1), x_BK, q_BKV, p_BLV, sample)
 
 
 def iteration(x_BK: Tensor, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, ...]:
@@ -72,18 +71,21 @@ def descend(x_BN: Tensor, parent_BN: Tensor, p_BLV: Tensor, sample: Sample) -> t
     return node_B, sample(residual(own_BV, taken_BV)), *p_BLV.argmax(-1).unbind(1)
 
 
-def ratios(x_BK: Tensor, q_BKV: Tensor, p_BLV: Tensor) -> Tensor:
+def ratios(x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor) -> Tensor:
     """p(x) / q(x) of every drafted token; 0 where there is none."""
     index_BK1 = x_BK.clamp(min=0).unsqueeze(-1)
     p_BK = p_BLV[:, : x_BK.shape[1]].gather(-1, index_BK1).squeeze(-1)
-    q_BK = q_BKV.gather(-1, index_BK1).squeeze(-1)
+    q_BK = torch.ones_like(p_BK) if q_BKV is None else q_BKV.gather(-1, index_BK1).squeeze(-1)
     return torch.where((x_BK >= 0) & (q_BK > 0), p_BK / q_BK, 0)
 
 
-def settle(accept_BK: Tensor, q_BKV: Tensor, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+def settle(accept_BK: Tensor, x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
     """How many tokens are kept when token i is accepted with probability accept[i], and the token after them."""
     n_B = sample(prefix_lengths(accept_BK))
-    # Past the draft q is zero, so the bonus token is the residual of p against nothing.
-    q_BLV = torch.cat([q_BKV, torch.zeros_like(p_BLV[:, :1])], 1)
     row_B = torch.arange(len(n_B), device=n_B.device)
-    return n_B, sample(residual(p_BLV[row_B, n_B], q_BLV[row_B, n_B]))
+    # Past the draft q is zero, so the bonus token is the residual of p against nothing.
+    if q_BKV is None or not x_BK.shape[1]:
+        q_BV = point_mass(F.pad(x_BK, (0, 1), value=-1)[row_B, n_B], p_BLV.shape[-1], p_BLV.dtype)
+    else:
+        q_BV = torch.where((n_B < x_BK.shape[1])[:, None], q_BKV[row_B, n_B.clamp(max=x_BK.shape[1] - 1)], 0)
+    return n_B, sample(residual(p_BLV[row_B, n_B], q_BV))

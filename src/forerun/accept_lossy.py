@@ -21,7 +21,7 @@ def tolerant(epsilon: float) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def rule(x_BK: Tensor, q_BKV: Tensor, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         accept_BK = torch.where(x_BK >= 0, (ratios(x_BK, q_BKV, p_BLV) + epsilon).clamp(max=1), 0)
-        return settle(accept_BK, q_BKV, p_BLV, sample)
+        return settle(accept_BK, x_BK, q_BKV, p_BLV, sample)
 
     return rule
 
@@ -31,6 +31,6 @@ def tempered_ratio(power: float) -> Callable[..., tuple[Tensor, Tensor]]:
     """Rejection with every acceptance ratio raised to a power (Han et al., 2026, A.8): below 1 it forgives, above 1 it doubts."""
 
     def rule(x_BK: Tensor, q_BKV: Tensor, p_BLV: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        return settle((ratios(x_BK, q_BKV, p_BLV) ** power).clamp(max=1), q_BKV, p_BLV, sample)
+        return settle((ratios(x_BK, q_BKV, p_BLV) ** power).clamp(max=1), x_BK, q_BKV, p_BLV, sample)
 
     return rule

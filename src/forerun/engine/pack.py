@@ -141,7 +141,7 @@ class Padded:
 
 
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
-SHARES = (64, 16, 4, 1)  # into how many shares what a tile looks at may be cut
+SHARES = (32, 16, 8, 4, 2, 1)  # into how many shares what a tile looks at may be cut
 LEAST_SHARE = 64  # slots
 
 
