@@ -45,7 +45,13 @@ SHAPES = {
 
 
 def random_model(shape: str, device: torch.device, dtype: torch.dtype, lanes: int, context: int) -> Model:
-    """A model of a shape with random weights, made where they are used."""
+    """A model of a shape with random weights."""
+    network = random_network(shape, device, dtype)
+    return from_network(network, None, name=shape, lanes=lanes, max_context=min(context, network.config.max_position_embeddings))
+
+
+def random_network(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A `transformers` model of a shape with random weights, made where they are used."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if shape not in SHAPES:
@@ -67,8 +73,7 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, lanes: in
             weight.normal_(0, 0.02) if weight.dim() > 1 else weight.fill_(0.0 if name.endswith("bias") else 1.0)
     network.tie_weights()
     network.model.rotary_emb = rotary.to(device)
-    longest = config.max_position_embeddings
-    return from_network(network.eval(), None, name=shape, lanes=lanes, max_context=min(context, longest))
+    return network.eval()
 
 
 def _timed(run: Callable[[], Any], device: torch.device, turns: int) -> float:
@@ -97,6 +102,11 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> float:
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     return 2 * n**3 / _timed(lambda: a @ b, device, turns=5)
+
+
+def ceilings(backbone: Any) -> dict[str, float]:
+    """What the machine can do at best: bytes and operations per second."""
+    return {"bytes/s": bandwidth(backbone.device), "flop/s": arithmetic(backbone.device, backbone.dtype)}
 
 
 @dataclass(frozen=True)
@@ -129,17 +139,21 @@ def forwards(
 ) -> tuple[dict[str, float], list[Cell]]:
     """The machine's bandwidth and arithmetic, and every forward that fits, against its floor."""
     backbone: Any = model.backbone
-    machine = {"bytes/s": bandwidth(backbone.device), "flop/s": arithmetic(backbone.device, backbone.dtype)}
+    machine = ceilings(backbone)
     wanted = [(b, c, t) for c in contexts for b in batches for t in tokens if c + t <= model.context and b <= model.engine.lanes]
     cells = []
     for done, (b, c, t) in enumerate(wanted):
-        batch = verdicts(model, b, c, t)
-        seconds = _timed(partial(model.host.runner.forward, batch), backbone.device, turns)
-        cells.append(Cell(b, c, t, seconds, floor_of(backbone, batch, machine)))
+        cells.append(timed_cell(model, verdicts(model, b, c, t), (b, c, t), machine, turns))
         progress(done + 1, len(wanted))
     for memo in model.host.memos:
         memo.forget()
     return machine, cells
+
+
+def timed_cell(model: Model, batch: Batch, sizes: tuple[int, int, int], machine: dict[str, float], turns: int = 5) -> Cell:
+    """One forward, timed: of batch, context and tokens per sequence."""
+    seconds = _timed(partial(model.host.runner.forward, batch), batch.device, turns)
+    return Cell(*sizes, seconds, floor_of(model.backbone, batch, machine))
 
 
 def floor_of(backbone: Any, batch: Batch, machine: dict[str, float]) -> float:

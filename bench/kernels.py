@@ -1,0 +1,222 @@
+"""What the numbers in forerun/backbones/kernels.py were chosen by: every kernel of a layer alone, beside its floor.
+
+    python bench/kernels.py [--shape qwen2.5-7b] [--tune]      (needs a CUDA device)
+
+Each is launched many times in one graph, over as many copies of its data as it takes not to be served from the cache. `--tune`
+tries other block shapes of the products for few rows; compiling them takes minutes, on all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import torch
+
+from forerun.backbones import kernels
+from forerun.engine.cache import Slots
+from forerun.engine.pack import SHARES, Batch, Tiles, tiled
+from forerun.evaluate.bench import SHAPES, bandwidth
+from forerun.rows import Plan, causal_rows
+
+CUDA = torch.device("cuda")
+COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
+ROWS = (1, 4, 16)
+BLOCKS = [
+    shape
+    for shape in itertools.product((16, 32, 64), (64, 128, 256, 512), (4, 8), (3, 4, 5, 6))
+    if 8192 <= shape[0] * shape[1] * (shape[3] - 1) * 2 <= 98304
+    and shape[0] * shape[1] >= 2048
+    and (shape[2] == 4 or shape[1] >= 256)
+]
+
+
+def microseconds(run: Callable[[int], object], turns: int = 5) -> float:
+    """Of one call: twenty in a graph, the median of some replays. The argument says which copy of the data to take."""
+    run(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(20):
+            run(i)
+    seconds = []
+    for _ in range(turns):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end))
+    return 1e3 * statistics.median(seconds) / 20
+
+
+class Shape:
+    """The sizes of a decoder, and its matrices."""
+
+    def __init__(self, name: str):
+        config = SHAPES[name]
+        self.hidden, self.inner = config["hidden_size"], config["intermediate_size"]
+        self.heads, self.groups = config["num_attention_heads"], config["num_key_value_heads"]
+        self.dim, self.vocab = config.get("head_dim") or self.hidden // self.heads, config["vocab_size"]
+        heads = self.heads * self.dim
+        self.matrices = {  # outputs, inputs, and what else the product does
+            "qkv": (heads + 2 * self.groups * self.dim, self.hidden, dict(normed=True)),
+            "out": (self.hidden, heads, dict(onto=True)),
+            "gate_up": (2 * self.inner, self.hidden, dict(normed=True, gated=True)),
+            "down": (self.hidden, self.inner, dict(onto=True)),
+            "head": (self.vocab, self.hidden, dict(normed=True)),
+        }
+
+
+class Product:
+    """One matrix product of a layer, with copies of its matrix."""
+
+    def __init__(self, outputs: int, inputs: int, also: dict[str, bool]):
+        copies = max(1, COPIES // (outputs * inputs * 2))
+        self.weights = [torch.randn(outputs, inputs, device=CUDA, dtype=torch.bfloat16) for _ in range(copies)]
+        self.norm = (torch.ones(inputs, device=CUDA, dtype=torch.bfloat16), 1e-6)
+        self.outputs, self.inputs, self.also = outputs, inputs, also
+
+    def arguments(self, rows: int) -> tuple[torch.Tensor, dict]:
+        x = torch.randn(rows, self.inputs, device=CUDA, dtype=torch.bfloat16)
+        onto = torch.zeros(rows, self.outputs, device=CUDA, dtype=torch.bfloat16) if self.also.get("onto") else None
+        return x, dict(normed=self.norm if self.also.get("normed") else None, gated=self.also.get("gated", False), onto=onto)
+
+    def thin(self, rows: int, shape: tuple[int, int, int, int] | None = None, normed_apart: bool = False) -> float:
+        x, how = self.arguments(rows)
+        apart = how.pop("normed") if normed_apart else None
+        return microseconds(
+            lambda i: kernels.thin(kernels.norm(x, *apart) if apart else x, self.weights[i % len(self.weights)], **how, shape=shape)
+        )
+
+    def library(self, rows: int) -> float:
+        x, how = self.arguments(rows)
+        kernels.THIN, kept = 0, kernels.THIN
+        try:
+            return microseconds(lambda i: kernels.product(x, self.weights[i % len(self.weights)].t(), **how))
+        finally:
+            kernels.THIN = kept
+
+    def bare(self, rows: int) -> float:
+        x, _ = self.arguments(rows)
+        return microseconds(lambda i: x @ self.weights[i % len(self.weights)].t())
+
+
+def compile_one(job: tuple[int, int, dict[str, bool], tuple[int, int, int, int]]) -> str | None:
+    outputs, inputs, also, shape = job
+    x = torch.zeros(1, inputs, device=CUDA, dtype=torch.bfloat16)
+    made = outputs // 2 if also.get("gated") else outputs
+    out = torch.zeros(1, made, device=CUDA, dtype=torch.bfloat16)
+    flags = dict(BIASED=False, NORMED=bool(also.get("normed")), GATED=bool(also.get("gated")), ADDED=bool(also.get("onto")))
+    try:
+        kernels._thin.warmup(
+            x, x, x, x, out, 1, made, inputs, 1e-6, **flags, ROWS=16, BN=shape[0], BK=shape[1], num_warps=shape[2],
+            num_stages=shape[3], grid=(1,),
+        )  # fmt: skip
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def tune(shape: Shape, speed: float) -> None:
+    jobs = [(*matrix, block) for matrix in shape.matrices.values() for block in BLOCKS]
+    with ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
+        failed = [error for error in pool.map(compile_one, jobs, chunksize=4) if error]
+    print(f"{len(jobs)} compiled, {len(failed)} not {failed[:1]}", flush=True)
+    for name, matrix in shape.matrices.items():
+        product = Product(*matrix)
+        floor = 2 * product.outputs * product.inputs / speed * 1e6
+        for rows in (1, 16):
+            found = []
+            for block in BLOCKS:
+                try:
+                    found.append((product.thin(rows, block), block))
+                except Exception as error:
+                    print(f"  {block}: {str(error)[:80]}")
+            found.sort()
+            best = ", ".join(f"{block} {taken / floor:.3f}" for taken, block in found[:6])
+            print(f"{name:8} {rows:3} rows, times the floor of {floor:.1f} us: {best}", flush=True)
+        del product
+        torch.cuda.empty_cache()
+
+
+def products(shape: Shape, speed: float) -> None:
+    print(f"{'matrix':8} {'rows':>4} {'floor us':>9} {'bare':>6} {'library':>8} {'thin':>6} {'norm apart':>10}   (times the floor)")
+    for name, matrix in shape.matrices.items():
+        product = Product(*matrix)
+        floor = 2 * product.outputs * product.inputs / speed * 1e6
+        for rows in (*ROWS, 64, 128):
+            cells = [product.bare(rows), product.library(rows)]
+            if rows <= kernels.THIN:
+                cells += [product.thin(rows), product.thin(rows, normed_apart=True) if matrix[2].get("normed") else float("nan")]
+            print(f"{name:8} {rows:4} {floor:9.1f} " + " ".join(f"{taken / floor:8.3f}" for taken in cells), flush=True)
+        del product
+        torch.cuda.empty_cache()
+
+
+def half(*size: int) -> torch.Tensor:
+    return torch.randn(*size, device=CUDA, dtype=torch.bfloat16)
+
+
+def between(shape: Shape, rows: int) -> dict[str, float]:
+    """The kernels between the products, attention apart."""
+    x, weight, gate_up = half(rows, shape.hidden), half(shape.hidden), half(rows, 2 * shape.inner)
+    slots = Slots(1, 1, 2048, shape.groups, shape.dim, torch.bfloat16, CUDA)
+    qkv, table = half(rows, (shape.heads + 2 * shape.groups) * shape.dim), half(2048, shape.dim)
+    at = torch.arange(rows, device=CUDA)
+    return dict(
+        norm=microseconds(lambda i: kernels.norm(x, weight, 1e-6)),
+        swiglu=microseconds(lambda i: kernels.swiglu(gate_up)),
+        rotate=microseconds(lambda i: kernels.rotate_and_keep(0, qkv, None, table, table, at, at, slots, 1e-6)),
+    )
+
+
+def attention(shape: Shape, lanes: int, held: int, rows: int, layers: int = 8) -> tuple[Tiles, dict[int, float]]:
+    """How attention would cut some rows after `held` slots, and what it takes by into how many shares it does."""
+    slots = Slots(layers, lanes, held + rows, shape.groups, shape.dim, torch.bfloat16, CUDA)
+    plan = Plan(causal_rows(np.arange(held + rows) % 9), [np.arange(held, held + rows)], held + rows)
+    batch = Batch([(lane, plan, held) for lane in range(lanes)], held + rows, CUDA)
+    chosen = tiled(batch, shape.heads // shape.groups, shape.groups, 264)
+    numbers, spans = (torch.from_numpy(np.ascontiguousarray(a)).to(CUDA, torch.long) for a in (chosen.numbers, chosen.spans))
+    q = half(lanes * rows, shape.heads, shape.dim)
+
+    def taken(splits: int) -> float:
+        cut = Tiles(numbers, spans, chosen.height, splits)
+        return microseconds(lambda i: kernels.attention(i % layers, q, cut, slots, 0.1))
+
+    return chosen, {splits: taken(splits) for splits in reversed(SHARES)}
+
+
+def others(shape: Shape) -> None:
+    print("\nkernels between the products, us")
+    for rows in (1, 16, 64, 512):
+        print(f"{rows:4} rows  " + "  ".join(f"{name} {taken:.2f}" for name, taken in between(shape, rows).items()), flush=True)
+    print("\nattention, us, by splits (* what is chosen)")
+    for lanes, held, rows in ((1, 1023, 1), (1, 1023, 16), (1, 1023, 64), (1, 8191, 1), (32, 1023, 1), (32, 1023, 16)):
+        chosen, taken = attention(shape, lanes, held, rows)
+        cells = "  ".join(f"{n}{'*' * (n == chosen.splits)} {us:.2f}" for n, us in taken.items())
+        print(f"{lanes:3} x {rows:3} rows after {held}, tiles of {chosen.height}: {cells}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-7b", choices=SHAPES)
+    parser.add_argument("--tune", action="store_true", help="try other block shapes for few rows")
+    arguments = parser.parse_args()
+    with torch.inference_mode():
+        speed = bandwidth(CUDA)
+        print(f"{torch.cuda.get_device_name()}, a copy moves {speed / 1e12:.2f} TB/s")
+        shape = Shape(arguments.shape)
+        products(shape, speed)
+        others(shape)
+        if arguments.tune:
+            tune(shape, speed)
+
+
+if __name__ == "__main__":
+    main()
