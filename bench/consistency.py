@@ -1,0 +1,171 @@
+"""Ablations of consistency distillation (Tables 4 and 5 at this scale):
+
+    python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...] | --page FILE
+
+Every recipe starts from zoo:ar and differs from the first in what its name says. DATA is a folder of .py files or a .jsonl[.xz]
+corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each recipe, hours on
+a CPU. `--page` writes the table of docs/consistency.md from such a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from page import write_tables
+
+import forerun
+from forerun import zoo
+from forerun.evaluate.compare import machine, parses, surprises
+from forerun.evaluate.prompts import CODE
+from forerun.train.data import Corpus, tokenise
+from forerun.train.loop import train, validate
+from forerun.train.objectives import make
+from forerun.train.recipe import Recipe
+from forerun.zoo.storage import write
+
+BASE: dict[str, Any] = dict(
+    block=16, blocks=12, schedule="progressive", window=8, context="clean", own_weight=1.0, real_weight=2.0, start="random",
+    sequences=16384,
+)  # fmt: skip
+RECIPES: dict[str, dict[str, Any]] = {
+    "base": {},
+    "guesses repeat": {"start": "repeat"},
+    "no loss on own text": {"own_weight": 0.0},
+    "guesses repeat, no loss on own text": {"start": "repeat", "own_weight": 0.0},
+    "schedule random": {"schedule": "random"},
+    "schedule reverse": {"schedule": "reverse"},
+    "window 4": {"window": 4},
+    "window 12": {"window": 12},
+    "context noisy": {"context": "noisy"},
+    "context of the window": {"context": "window"},
+    "CLLM": {"schedule": "random", "own_weight": 1.0, "real_weight": 0.0},
+    "real text x 1/2": {"real_weight": 0.5},
+    "real text x 5": {"real_weight": 5.0},
+    "blocks of 32": {"block": 32, "blocks": 6, "window": 6},
+}
+GIVEN, WRITTEN, PROMPTS = 64, 96, 64
+
+
+def recipe_of(name: str, steps: int, seed: int) -> Recipe:
+    return Recipe(
+        objective="consistency", options=BASE | RECIPES[name], start="zoo:ar", context=256, batch=192, steps=steps,
+        learning_rate=1e-3, warmup=100, decay="linear", validate_every=steps, save_every=10**6, seed=seed,
+    )  # fmt: skip
+
+
+def made(name: str, steps: int, seed: int, corpus: Corpus, out: Path) -> Any:
+    """A network trained by one recipe. Recipes with the same blocks and first guesses share their trajectories."""
+    recipe = recipe_of(name, steps, seed)
+    folder, options = out / f"{name.replace(' ', '-')}.{seed}", recipe.options
+    shared = out / f"trajectories.{options['start']}.{options['block']}.{seed}"
+    shared.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "trajectories").exists():
+        (folder / "trajectories").symlink_to(shared.resolve())
+    network = train(recipe, corpus, folder)
+    (folder / "checkpoint.pt").unlink()  # what matters is kept below, in a tenth of the space
+    write(folder / "weights.safetensors", network)
+    return network
+
+
+def measured(network: Any, corpus: Corpus, judge: forerun.Model, start: str) -> dict[str, Any]:
+    """What a network decodes greedily after held-out prompts: how fast, how likely to the model it was made from, how varied."""
+    device = next(network.parameters()).device
+    loss = validate(network.eval(), make("ar", {}), corpus, recipe_of("base", 1, 0), device)
+    model = forerun.from_network(network.float(), zoo.tokenizer(), name="distilled", lanes=PROMPTS, max_context=256)
+    prompts = [window[:GIVEN] for window in corpus.held_out(PROMPTS, GIVEN + 8).tolist()]
+    how = dict(max_tokens=WRITTEN, ignore_eos=True)
+    found: dict[str, Any] = {"loss": loss}
+    plain = model.generate(prompts, method="ar", **how)
+    ways = {
+        "jacobi": dict(method="jacobi", block=16, start=start),
+        "recycling": dict(method="multiblock", block=16, blocks=1, refill=True, start=start),
+    }
+    for label, way in ways.items():
+        own = [r.stats.tokens / r.stats.forwards for r in model.generate(prompts, **way, **how)]
+        found |= {label: float(np.mean(own)), f"{label} error": float(np.std(own) / math.sqrt(len(own)))}
+    nats = surprises(judge, [(r.prompt_ids, r.token_ids) for r in plain])
+    counts = [np.array(list(Counter(r.token_ids).values())) / WRITTEN for r in plain]
+    whole = [model.decode([*r.prompt_ids, *r.token_ids]) for r in model.generate(CODE, method="ar", **how)]
+    return found | {
+        "nats": float(np.mean(nats)), "nats error": float(np.std(nats) / math.sqrt(len(nats))),
+        "entropy": float(np.mean([-(c * np.log(c)).sum() for c in counts])), "parse": float(np.mean([parses(t) for t in whole])),
+    }  # fmt: skip
+
+
+def tables(rows: list[dict[str, Any]]) -> str:
+    """One line per recipe, the mean over seeds; ± is the larger of the spread over seeds and the standard error over prompts."""
+    lines = [
+        "| recipe | seeds | held-out loss | jacobi, n = 16 | + recycling | nats of its text under zoo:ar | entropy | parse |",
+        "|---" * 8 + "|",
+    ]
+    for name in dict.fromkeys(row["recipe"] for row in rows):
+        own = [row for row in rows if row["recipe"] == name]
+
+        def cell(key: str, own: list[dict[str, Any]] = own) -> str:
+            values = [row[key] for row in own]
+            error = max(float(np.std(values)), *(row.get(f"{key} error", 0.0) for row in own), 0.0)
+            return f"{np.mean(values):.2f} ± {error:.2f}" if error else f"{np.mean(values):.2f}"
+
+        losses = [row["loss"] for row in own]
+        spread = f" ± {np.std(losses):.3f}" if len(own) > 1 else ""
+        cells = [
+            f"{np.mean(losses):.3f}{spread}",
+            *(cell(key) for key in ("jacobi", "recycling", "nats", "entropy")),
+            f"{np.mean([r['parse'] for r in own]):.0%}",
+        ]
+        lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {rows[-1]['steps']} steps each, {rows[-1]['machine']}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--out", type=Path, default=Path("runs/consistency"))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--page", type=Path)
+    arguments = parser.parse_args()
+    if arguments.page:
+        return write_tables("consistency.md", tables(json.loads(arguments.page.read_text())))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    corpus = tokenise(arguments.data, zoo.tokenizer(), arguments.out / "tokens.npz")
+    judge, results = forerun.load("zoo:ar"), arguments.out / "results.json"
+    rows = json.loads(results.read_text()) if results.exists() else []
+    if not any(row["recipe"] == "zoo:ar" for row in rows):
+        network = zoo.load("ar", torch.float32, judge.backbone.device)[0]
+        rows.append({"recipe": "zoo:ar", "seed": 0, "steps": 0, "machine": machine(), **measured(network, corpus, judge, "random")})
+        print(rows[-1], flush=True)
+    for seed in range(arguments.seeds):
+        for name in arguments.only:
+            if any((row["recipe"], row["seed"]) == (name, seed) for row in rows):
+                continue
+            began = time.perf_counter()
+            network = made(name, arguments.steps, seed, corpus, arguments.out)
+            found = measured(network, corpus, judge, (BASE | RECIPES[name])["start"])
+            rows.append(
+                {
+                    "recipe": name,
+                    "seed": seed,
+                    "steps": arguments.steps,
+                    "machine": machine(),
+                    "seconds": time.perf_counter() - began,
+                    **found,
+                }
+            )
+            results.write_text(json.dumps(rows, indent=1))
+            print(rows[-1], flush=True)
+    print(tables(rows))
+
+
+if __name__ == "__main__":
+    main()
