@@ -1,6 +1,10 @@
 """Where time goes: floors are worked out from what must be read and done, and the parts of decoding add up."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -82,11 +86,23 @@ def test_the_parts_of_decoding_add_up():
 def test_the_command_line_prints_both_and_refuses_nonsense():
     own = ["bench", "forward", "--tokens", "1,4", "--batch", "1", "--context", "16", "--turns", "1"]
     report = json.loads(runner.invoke(app, [*own, "--json"]).stdout)
-    assert [cell["tokens"] for cell in report["cells"]] == [1, 4] and report["knees"][0]["tokens"] in (1, 4)
-    assert "knee" in runner.invoke(app, own).stdout
+    one, four = report["cells"]
+    assert (one["tokens"], four["tokens"]) == (1, 4) and report["knees"][0]["tokens"] in (1, 4)
+    assert one["break_even"] == 1 and four["break_even"] == four["seconds"] / one["seconds"]
+    said = runner.invoke(app, [*own[:-3], "16,16383", "--turns", "1"])
+    assert "knee" in said.stdout and "break-even" in said.stdout and "1 of 4 left out" in said.stderr
     rows = json.loads(
         runner.invoke(app, ["bench", "decode", "-m", "tiny", "--methods", "ar", "--max-tokens", "4", "--json"]).stdout
     )
     assert rows[0]["method"] == "ar" and rows[0]["tokens/s"] > 0
-    for words in (["--shape", "huge"], ["--tokens", "1,x"], ["--turns", "0"]):
+    for words in (["--shape", "huge"], ["--tokens", "1,x"], ["--turns", "0"], ["--plot", "x.txt"], ["--plot", "nowhere/x.png"]):
         assert isinstance(runner.invoke(app, ["bench", "forward", *words]).exception, BadOption)
+    assert isinstance(runner.invoke(app, ["analyse", "estimators", "--plot", "x.png"]).exception, BadOption)
+
+
+def test_an_interrupted_command_says_so():
+    words = ["-c", "from forerun.cli import main; main()", "bench", "forward", "--shape", "smollm2-135m", "--turns", "99"]
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True) as running:
+        time.sleep(8)
+        running.send_signal(signal.SIGINT)
+        assert "interrupted" in running.communicate(timeout=60)[1] and running.returncode == 130

@@ -211,6 +211,14 @@ def test_a_capture_that_is_wrong_is_not_used(monkeypatch):
     assert not m.host.runner.captured
 
 
+def test_what_a_capture_must_equal():
+    plain = torch.tensor([[1.0, -torch.inf, 5.0]])
+    graphs.check(plain, plain + 1e-4)
+    for wrong in (plain + 1, plain.clamp(min=-9), torch.full_like(plain, torch.nan), plain.clamp(max=-torch.inf)):
+        with pytest.raises(RuntimeError, match="off"):
+            graphs.check(plain, wrong)
+
+
 def test_few_rows_in_half_precision_go_through_thin_products(monkeypatch):
     """Their logits pass the check that every capture must pass."""
     monkeypatch.setattr(lean, "_sideways", lambda weight: weight.t())  # the layout that matrices have on a GPU

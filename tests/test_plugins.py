@@ -5,9 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
+from forerun import registry
+from forerun.errors import BadOption
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.S)
@@ -72,3 +76,10 @@ def test_the_documented_proof_holds(outside):
 def test_an_unknown_name_says_what_is_known_including_what_is_installed(outside):
     code = "from forerun import registry\ntry:\n    registry.get('methods', 'ecko')\nexcept ValueError as e: print(e)"
     assert "'echo'" in run(outside, code)
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
+    broken = EntryPoint("lost", "no_such_module:thing", "forerun.routers")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken] if group == "forerun.routers" else [])
+    with pytest.raises(BadOption, match=r"router='lost'.*no_such_module:thing.*No module"):
+        registry.get("routers", "lost")

@@ -164,7 +164,12 @@ def get(kind: str, name: str) -> Any:
     outside = _outside(kind)
     if name not in outside:
         raise unknown(kind.removesuffix("s").replace("familie", "family"), name, names(kind))
-    return outside[name].load()
+    try:
+        return outside[name].load()
+    except (ImportError, AttributeError) as error:
+        raise BadOption(
+            f"{kind.removesuffix('s')}={name!r} comes from a package that cannot be used ({outside[name].value}): {error}"
+        ) from error
 
 
 def family_for(config: Any) -> Any:

@@ -61,7 +61,7 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
     return out_TI
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate(
     qkv, q_norm, k_norm, cos, sin, positions, slots, queries, keys, values, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, NORMED: tl.constexpr, AT_ONCE: tl.constexpr, DIM: tl.constexpr,
@@ -119,7 +119,7 @@ def rotate_and_keep(
     return q_THD
 
 
-@triton.jit(do_not_specialize=["rows", "count"])
+@triton.jit(do_not_specialize=["rows", "count"], do_not_specialize_on_alignment=["spans", "tiles"])
 def _attention(
     q, keys, values, lane_stride, slot_stride, spans, rows, tiles, count, out, shares, weights, scale,
     G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,

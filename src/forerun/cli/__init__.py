@@ -348,3 +348,7 @@ def main() -> None:
     except (ForerunError, OSError, UnicodeDecodeError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2)
+    except SystemExit as ending:
+        if ending.code == 130:
+            typer.secho("interrupted", fg="yellow", err=True)
+        raise

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from forerun.cli.generate import aside, load, read_prompts
-from forerun.errors import unknown
+from forerun.cli.generate import aside, check_picture, load, read_prompts
+from forerun.errors import BadOption, unknown
 from forerun.parameters import check_whole
 
 
@@ -23,6 +23,9 @@ def run(analysis: str, model: str | None, prompts: str | None, how: dict[str, An
         raise unknown("analysis", analysis, ANALYSES)
     from forerun.evaluate.prompts import CODE
 
+    check_picture(more["plot"])
+    if more["plot"] and analysis not in DRAWN:
+        raise BadOption(f"plot={more['plot']!r}: there is no picture of {analysis}, only of {' and '.join(DRAWN)}.")
     texts = read_prompts(prompts) if prompts else CODE
     default, default_block, show = ANALYSES[analysis]
     found = show(model or default, texts, {**how, "block": default_block if how["block"] is None else how["block"]}, more, as_json)
@@ -133,3 +136,4 @@ ANALYSES: dict[str, tuple[str, int, Callable[..., Any]]] = {
     "estimators": ("zoo:block", 16, estimators),
     "frontier": ("zoo:block", 16, frontier),
 }
+DRAWN = ("ar-ness", "frontier")

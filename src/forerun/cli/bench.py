@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from forerun.cli.generate import aside, load, read_prompts
+from forerun.cli.generate import aside, check_picture, load, read_prompts
 from forerun.errors import BadOption
 from forerun.parameters import check_whole
 
@@ -43,6 +44,7 @@ def forward(
 
     wanted = {name: numbers(name, text) for name, text in sizes.items()}
     check_whole("turns", turns)
+    check_picture(plot)
     if model is None and shape not in SHAPES:
         raise unknown("shape", shape, SHAPES)
     where = device_named(device)
@@ -61,12 +63,19 @@ def forward(
         )  # fmt: skip
     if not cells:
         raise BadOption(f"nothing fits: '{loaded.name}' holds {loaded.context} tokens, less than the context and tokens asked for.")
+    asked = math.prod(len(some) for some in wanted.values())
+    if len(cells) < asked:
+        aside.print(f"{asked - len(cells)} of {asked} left out: '{loaded.name}' holds {loaded.context} tokens.", style="yellow")
     if plot:
         draw(cells, plot)
     groups = {key: [c for c in cells if (c.batch, c.context) == key] for key in dict.fromkeys((c.batch, c.context) for c in cells)}
     knees = {key: knee({cell.tokens: cell.seconds for cell in own}) for key, own in groups.items()}
     if as_json:
-        report = {"model": loaded.name, "machine": machine(), **here, "cells": [c.as_dict() for c in cells]}
+        report = {"model": loaded.name, "machine": machine(), **here}
+        report["cells"] = [
+            {**c.as_dict(), "break_even": c.seconds / groups[c.batch, c.context][0].seconds * groups[c.batch, c.context][0].tokens}
+            for c in cells
+        ]
         typer.echo(json.dumps(report | {"knees": [dict(batch=b, context=c, tokens=n) for (b, c), n in knees.items()]}))
         return
     counts = sorted({c.tokens for c in cells})
@@ -77,8 +86,25 @@ def forward(
         by = {cell.tokens: f"{1e3 * cell.seconds:.3g} ({cell.times:.1f})" for cell in own}
         table.add_row(str(b), str(c), *(by.get(n, "") for n in counts), str(knees[b, c]))
     Console().print(table)
+    if len(counts) > 1:
+        Console().print(break_even(groups, counts))
     said = f"{here['bytes/s'] / 1e9:.1f} GB/s copied, {here['flop/s'] / 1e12:.2f} TFLOP/s multiplied; {loaded.name}; {machine()}"
     Console().print(said, style="dim", highlight=False)
+
+
+def break_even(groups: dict[tuple[int, int], list[Any]], counts: list[int]) -> Table:
+    """How many tokens per forward a method that runs so many must say, to be as fast as one that runs the fewest."""
+    table = Table(
+        "batch",
+        "context",
+        *(str(n) for n in counts),
+        box=None,
+        title=f"break-even: tokens per forward to beat {counts[0]} at a time",
+    )
+    for (b, c), own in groups.items():
+        by = {cell.tokens: f"{cell.seconds / own[0].seconds * own[0].tokens:.2f}" for cell in own}
+        table.add_row(str(b), str(c), *(by.get(n, "") for n in counts))
+    return table
 
 
 def decode(model: str, methods: str | None, prompts: str | None, how: dict[str, Any], as_json: bool) -> None:

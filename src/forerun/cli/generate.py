@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def run(given: Given) -> None:
         write_trace(own["trace"], results, model)
     if interrupted or any(result.error for result in results):
         raise typer.Exit(130 if interrupted else 1)
+
+
+def check_picture(file: str | None) -> None:
+    """Whether a picture can be drawn into a file shows before the work."""
+    if file is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise BadOption("--plot needs matplotlib: pip install matplotlib.")
+    if Path(file).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg"):
+        raise BadOption(f"plot={file!r} must end in .png, .svg, .pdf or .jpg.")
+    if not Path(file).resolve().parent.is_dir():
+        raise BadOption(f"plot={file!r}: there is no folder {str(Path(file).parent)!r}.")
 
 
 def load(name: str | None, **how: Any) -> Any:

@@ -9,15 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.cli.generate import aside, load, read_prompts
+from forerun.cli.generate import aside, check_picture, load, read_prompts
 from forerun.errors import BadOption, unknown
 
 METHODS = ("specdiff", "jacobi")
 
 
 def run(method: str, model: str, draft: str | None, prompts: str | None, how: dict[str, Any], out: dict[str, Any]) -> None:
-    from importlib.util import find_spec
-
     from forerun.evaluate import tune
     from forerun.evaluate.prompts import CODE
 
@@ -27,8 +25,7 @@ def run(method: str, model: str, draft: str | None, prompts: str | None, how: di
         raise BadOption("tune specdiff needs --draft: a model that fills blanks, such as zoo:masked.")
     if method == "jacobi" and how["temperature"] != 0:
         raise BadOption("tune jacobi decodes greedily: leave --temperature out.")
-    if out["plot"] and find_spec("matplotlib") is None:
-        raise BadOption("--plot needs matplotlib: pip install matplotlib.")
+    check_picture(out["plot"])
     texts = read_prompts(prompts) if prompts else CODE
     target = load(model, lanes=1)
     common: dict[str, Any] = dict(max_tokens=how["max_tokens"], rounds=how["rounds"])
