@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from tests.cuda_checks import CASES, HOLE_CASES, same_holes_on_cuda, same_tokens_on_cuda
+from tests.cuda_checks import (
+    CASES,
+    HALF_CASES,
+    HOLE_CASES,
+    gaps_explain_half_precision,
+    same_holes_on_cuda,
+    same_tokens_on_cuda,
+)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -16,3 +23,9 @@ def test_cuda_gives_the_tokens_of_the_cpu(case):
 @pytest.mark.parametrize("case", HOLE_CASES, ids="-".join)
 def test_cuda_fills_holes_as_the_cpu_does(case):
     same_holes_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", HALF_CASES, ids="-".join)
+def test_cuda_in_half_precision_parts_only_where_tokens_are_as_likely(case):
+    gaps_explain_half_precision(*case)
