@@ -11,7 +11,8 @@ import torch
 
 import forerun
 from forerun import zoo
-from forerun.errors import BadOption
+from forerun.errors import BadCheckpoint, BadOption
+from forerun.train.base import network_of
 from forerun.train.data import Corpus, documents, tokenise
 from forerun.train.loop import learning_rate, new_network, train
 from forerun.train.objectives import Autoregressive
@@ -269,5 +270,14 @@ def test_adapters_are_all_that_is_trained_and_end_up_in_the_weights(corpus, tmp_
     assert after.keys() == before.keys() and rows[-1]["valid_loss"] < rows[0]["valid_loss"]
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed and all(name.endswith("proj.weight") for name in changed)
+    start.save_pretrained(tmp_path / "start")
+    for name in (f"{tmp_path / 'start'}+{tmp_path / 'adapters'}", f"{tmp_path / 'start'}+{tmp_path / 'adapters'}/"):
+        again = network_of(name).state_dict()
+        assert all(torch.allclose(again[key], after[key], atol=1e-6) for key in after)
+        assert forerun.load(name, lanes=1).generate([3, 4], max_tokens=2).token_ids
+    with pytest.raises(BadCheckpoint, match="no adapter_config"):
+        forerun.load(f"{tmp_path / 'start'}+{tmp_path}")
+    with pytest.raises(BadCheckpoint, match="do not fit"):
+        forerun.load(f"tiny:gpt2+{tmp_path / 'adapters'}")
     with pytest.raises(BadOption, match="lora"):
         dataclasses.replace(RECIPE, lora=-1)

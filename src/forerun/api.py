@@ -45,6 +45,7 @@ def load(
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or 'tiny[:ARCH[:SEED]]'.
 
+    'MODEL+FOLDER' is a model with the adapters that a training run with `lora:` left in FOLDER added to its weights.
     `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
     `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
     `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which make the same requests.
@@ -57,6 +58,9 @@ def load(
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
+    name, (model, adapters) = model, causal.split_adapters(model)
+    if tensor_parallel and adapters:
+        raise NotAble(f"model={name!r}: adapters are added to whole layers, so it cannot be split with tensor_parallel.")
     if tensor_parallel and (model == "tiny" or model.startswith(("tiny:", "zoo:"))):
         raise NotAble(f"model={model!r} is too small to split: tensor_parallel is for checkpoints in a directory or on the hub.")
     if model == "tiny" or model.startswith("tiny:"):
@@ -69,18 +73,22 @@ def load(
         if raw is not None and tensor_parallel:
             raise NotAble(f"model={model!r} ({raw['model_type']}) is loaded by an adapter of ours, which does not split it yet.")
         if raw is not None and raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
+            if adapters:
+                raise NotAble(f"model={name!r}: adapters do not fit {raw['model_type']}, which the library does not know.")
             backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
             mask, blocks = backbone.vocab - 1, raw["model_type"] == "bd3lm"
             family = Block(mask, diffusion.block_size(model, raw) or 1) if blocks else Masked(mask)
             return Model(model, family, backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes, graphs=graphs)
         if raw is not None:
             network, tokenizer = diffusion.load(source, raw, where, kind)
-            return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context, graphs=graphs)
-        if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
-            causal.check_attention(causal.read_config(source), max_context)
-        tokenizer = causal.load_tokenizer(source)
-        network = causal.load_weights(source, where, kind, shared=tensor_parallel)
-    return from_network(network, tokenizer, name=model, lanes=lanes, max_context=max_context, graphs=graphs)
+        else:
+            if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
+                causal.check_attention(causal.read_config(source), max_context)
+            tokenizer = causal.load_tokenizer(source)
+            network = causal.load_weights(source, where, kind, shared=tensor_parallel)
+    if adapters:
+        network = causal.with_adapters(network, adapters)
+    return from_network(network, tokenizer, name=name, lanes=lanes, max_context=max_context, graphs=graphs)
 
 
 def from_network(

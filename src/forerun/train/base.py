@@ -36,12 +36,15 @@ class Objective(ABC):
 
 
 def network_of(name: str) -> Any:
-    """A checkpoint's network in float32: a directory, a hub id, 'smollm' or zoo:NAME."""
+    """A checkpoint's network in float32: a directory, a hub id, 'smollm' or zoo:NAME, each also with '+FOLDER' of adapters."""
     import torch
 
     from forerun import zoo
     from forerun.checkpoints import causal
 
-    if name.startswith("zoo:"):
-        return zoo.load(name.removeprefix("zoo:"), torch.float32, "cpu")[0]
-    return causal.load_weights(causal.find(name), torch.device("cpu"), torch.float32)
+    base, adapters = causal.split_adapters(name)
+    if base.startswith("zoo:"):
+        network = zoo.load(base.removeprefix("zoo:"), torch.float32, "cpu")[0]
+    else:
+        network = causal.load_weights(causal.find(base), torch.device("cpu"), torch.float32)
+    return causal.with_adapters(network, adapters) if adapters else network

@@ -181,7 +181,11 @@ def _train(
     if accelerator.is_main_process and (out / "curve.csv").exists():
         plot(out / "curve.csv", out / "curve.png")
     trained = accelerator.unwrap_model(network)
-    return trained.merge_and_unload() if recipe.lora else trained
+    if not recipe.lora:
+        return trained
+    if accelerator.is_main_process:
+        trained.save_pretrained(out / "adapters")
+    return trained.merge_and_unload()
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ def run(recipe: Recipe, source: str | None, out: Path, report: Callable[[dict[st
         raise BadOption("the recipe needs model:, the shape of a new network, or start:, a checkpoint to begin from.")
     if recipe.start is not None:
         try:
-            zoo.recipe(recipe.start.removeprefix("zoo:")) if recipe.start.startswith("zoo:") else causal.find(recipe.start)
+            start, _ = causal.split_adapters(recipe.start)
+            zoo.recipe(start.removeprefix("zoo:")) if start.startswith("zoo:") else causal.find(start)
         except ForerunError as error:
             raise BadOption(f"start={recipe.start!r}: {error}") from error
     tokenizer = tokenizer_of(recipe)
@@ -41,6 +42,7 @@ def tokenizer_of(recipe: Recipe) -> Any:
 
 def tokenizer_named(name: str) -> Any:
     """A checkpoint's tokenizer."""
+    name, _ = causal.split_adapters(name)
     if name.startswith("zoo:"):
         return zoo.tokenizer()
     tokenizer = causal.load_tokenizer(causal.find(name))
