@@ -12,17 +12,22 @@ import argparse
 import itertools
 import multiprocessing
 import statistics
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
 
+from forerun import accept
 from forerun.backbones import kernels
 from forerun.engine.cache import Slots
 from forerun.engine.pack import SHARES, Batch, Tiles, tiled
 from forerun.evaluate.bench import SHAPES, bandwidth
+from forerun.noise import Noise
+from forerun.parameters import Sampling
 from forerun.rows import Plan, causal_rows
+from forerun.sampling import Chain, History, laws
 
 CUDA = torch.device("cuda")
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
@@ -203,6 +208,34 @@ def others(shape: Shape) -> None:
         print(f"{lanes:3} x {rows:3} rows after {held}, tiles of {chosen.height}: {cells}", flush=True)
 
 
+def rules(shape: Shape) -> None:
+    """What happens to logits outside the forward, launches and waiting included: laws, a draw, a verdict on a chain of guesses."""
+    print("\nrules, us, by rows that are read")
+
+    def wall(run: Callable[[], object], turns: int = 30) -> float:
+        seconds = []
+        for _ in range(turns):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        return 1e6 * statistics.median(seconds[5:])
+
+    for rows in (1, 17, 65):
+        logits = half(rows, shape.vocab)
+        cells = {}
+        for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+            history = History(Sampling(temperature=temperature), np.zeros(0, np.int64), shape.vocab, frozenset())
+            chains = [Chain(history, [0] * rows, range(rows))]
+            p = laws(logits, chains)
+            x = torch.zeros(1, rows - 1, dtype=torch.long, device=CUDA)
+            cells[f"{name} laws"] = wall(lambda c=chains, z=logits: laws(z, c))
+            cells[f"{name} draw"] = wall(lambda p=p: accept.draw(p[:1], Noise([(1, 0)]))[0].tolist())
+            cells[f"{name} iteration"] = wall(lambda p=p, x=x: torch.stack(accept.iteration(x, p[None], Noise([(1, 0)]))).tolist())
+        print(f"{rows:3} rows  " + "  ".join(f"{name} {taken:.0f}" for name, taken in cells.items()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-7b", choices=SHAPES)
@@ -214,6 +247,7 @@ def main() -> None:
         shape = Shape(arguments.shape)
         products(shape, speed)
         others(shape)
+        rules(shape)
         if arguments.tune:
             tune(shape, speed)
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.laws import point_mass
 from forerun.parameters import Sampling
 
 
@@ -114,14 +113,18 @@ def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: S
 
 def laws(logits_RV: Tensor, chains: Sequence[Chain]) -> Tensor:
     """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is read only."""
+    edited = any(chain.history.edits_logits for chain in chains)
+    cold = all(chain.history.sampling.temperature == 0 for chain in chains)
+    if cold and not edited:
+        return greedy(logits_RV)
     if logits_RV.dtype != torch.float64:
         logits_RV = logits_RV.float()
-    if any(chain.history.edits_logits for chain in chains):
+    if edited:
         parts = logits_RV.split([chain.rows for chain in chains])
         logits_RV = torch.cat([c.edit(p) if c.history.edits_logits and c.rows else p for c, p in zip(chains, parts)])
-    row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
-    if all(s.temperature == 0 for s in row_sampling):
+    if cold:
         return greedy(logits_RV)
+    row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
     law_RV = warped(logits_RV, row_sampling)
     if any(s.temperature == 0 for s in row_sampling):
         cold_R = torch.tensor([s.temperature == 0 for s in row_sampling], device=logits_RV.device)
@@ -130,8 +133,10 @@ def laws(logits_RV: Tensor, chains: Sequence[Chain]) -> Tensor:
 
 
 def greedy(logits_RV: Tensor) -> Tensor:
-    best_R, token_R = logits_RV.max(-1)
-    return point_mass(torch.where(best_R > -math.inf, token_R, -1), logits_RV.shape[-1], logits_RV.dtype)
+    """The law that is certain of the likeliest token; nothing where no token is possible, or logits are not numbers."""
+    best_R1, token_R1 = logits_RV.max(-1, keepdim=True)
+    law_RV = torch.zeros_like(logits_RV, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+    return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
 
 
 def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:

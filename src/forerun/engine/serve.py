@@ -350,7 +350,8 @@ class Engine:
             except Exception as error:  # a rule that fails takes with it only those who use it
                 for i in members:
                     answers[i] = error
-        numbers = iter(torch.cat([o.flatten() for _, o in outcomes]).tolist() if outcomes else ())
+        flat = [outcome.flatten() for _, outcome in outcomes]
+        numbers = iter((torch.cat(flat) if len(flat) > 1 else flat[0]).tolist() if flat else ())
         for members, outcome in outcomes:
             for i in members:
                 row = [next(numbers) for _ in range(outcome.shape[-1])]
@@ -380,8 +381,8 @@ class Engine:
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         logits_RV = self._timed_forward(host, batch)
-        if host.never:
-            logits_RV[:, host.never] = -torch.inf
+        for token in host.never:
+            logits_RV[:, token] = -torch.inf
         for memo, ask, start in zip(memos, asks, starts):
             memo.ran(ask.plan, start)
         return self._answers(asks, logits_RV)
