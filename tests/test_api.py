@@ -401,6 +401,15 @@ class TestBadInput:
     def test_lanes_that_do_not_fit_say_how_many_would(self):
         self.refused(NoRoom, ["lanes=10000000", "would fit"], lambda: fresh(lanes=10_000_000))
 
+    def test_the_context_that_memory_has_room_for(self, monkeypatch):
+        whole = forerun.load("zoo:ar", lanes=1)
+        lane = whole.backbone.bytes_per_lane(whole.family.slots(256))
+        for module in ("forerun.api", "forerun.engine.cache"):
+            monkeypatch.setattr(f"{module}.available_bytes", lambda device: int(2.5 * lane))
+        assert whole.context > 256 and forerun.load("zoo:ar", lanes=2).context == 256
+        assert len(forerun.load("zoo:ar", lanes=2).generate("x = 1", max_tokens=3).token_ids) <= 3
+        self.refused(NoRoom, ["lanes=2", "max_context=512"], lambda: forerun.load("zoo:ar", lanes=2, max_context=512))
+
     def test_a_bad_device_dtype_or_number_of_lanes(self):
         self.refused(BadOption, ["device='gpu9'"], lambda: forerun.load("tiny", device="gpu9"))
         self.refused(BadOption, ["'float31'", "float32"], lambda: forerun.load("tiny", dtype="float31"))

@@ -17,7 +17,7 @@ from forerun.checkpoints import causal, diffusion, tiny
 from forerun.core import BLANK, AnySubset, Canvas, Conditional
 from forerun.drafters.autoregressive import ModelDrafter
 from forerun.drafters.lookup import LookupDrafter
-from forerun.engine.cache import check_room, lanes_that_fit
+from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
 from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
 from forerun.families.block import Block
@@ -30,6 +30,7 @@ from forerun.result import Result
 from forerun.sampling import History
 
 DEFAULT_LANES = 8
+STEP = 256  # tokens; contexts that memory decides on are multiples of it
 UNBOUNDED_CONTEXT = 1024  # for models that know only distances, such as XLNet, unless max_context says otherwise
 
 
@@ -47,7 +48,8 @@ def load(
 
     'MODEL+FOLDER' is a model with the adapters that a training run with `lora:` left in FOLDER added to its weights.
     `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
-    `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output.
+    `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output;
+    without it that is as much as the model was made for and memory has room for.
     `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which make the same requests.
     `graphs=False` runs every forward by its plain code; else, on cuda, forwards are captured as graphs where that is possible.
     """
@@ -111,7 +113,17 @@ def from_network(
     eos = causal.eos_ids(network, tokenizer)
     family = family_for(config)
     make_backbone = getattr(family, "backbone", causal.backbone_of)
-    return Model(name, family, make_backbone(network, vocab, context), tokenizer, eos, lanes, graphs=graphs)
+    backbone = make_backbone(network, vocab, context)
+    return Model(
+        name, family, backbone, tokenizer, eos, lanes, graphs=graphs, context=max_context or fitting(backbone, family, lanes or 1)
+    )
+
+
+def fitting(backbone: Backbone, family: Any, lanes: int) -> int:
+    """The most context that a model was made for of which some lanes fit into memory."""
+    room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)  # what fits now must still fit when the slots are made
+    contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
+    return next((c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room), backbone.context)
 
 
 def device_named(device: str | None) -> torch.device:
@@ -151,9 +163,10 @@ class Model:
         lanes: int | None = None,
         sample: Any = None,
         graphs: bool | None = None,
+        context: int | None = None,
     ):
         self.name, self.family, self.backbone, self.tokenizer = name, family, backbone, tokenizer
-        self.context, self.vocab = backbone.context, backbone.vocab
+        self.context, self.vocab = context or backbone.context, backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
         lanes = self._lanes(lanes)
         self.engine = Engine(lanes, sample or Noise, graphs)

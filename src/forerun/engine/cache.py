@@ -14,6 +14,8 @@ from torch import Tensor
 from forerun.errors import NoRoom
 from forerun.rows import Plan, reusable
 
+FOR_SLOTS = 0.9  # of the memory that is free once the weights are loaded; the rest is for the forward's own work
+
 
 class Memo:
     """Which rows a lane's slots hold. Rows beyond what is held are garbage and will be overwritten."""
@@ -81,8 +83,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def lanes_that_fit(bytes_per_lane: int, device: torch.device) -> int:
-    """How many lanes fit into nine tenths of what is free; the rest is for the forward's own work."""
-    return int(available_bytes(device) * 0.9) // max(1, bytes_per_lane)
+    return int(available_bytes(device) * FOR_SLOTS) // max(1, bytes_per_lane)
 
 
 def check_room(lanes: int, context: int, bytes_per_lane: int, device: torch.device) -> None:

@@ -202,10 +202,12 @@ def certify(
             f"'{model.name}' (family '{model.family.name}') does not score sequences, so a test above temperature 0 has nothing "
             f"to go by: use --temperature 0, or leave --model out to enumerate on table models."
         )
-    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
+    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1, context=model.context)
     small = model.draft_model(draft, wish) if wish.needs_draft_model else None
     scores = small is not None and Conditional in small.family.answers
-    draft_twin = Model(small.name, small.family, small.backbone, None, (), lanes=1) if small and scores else None
+    draft_twin = (
+        Model(small.name, small.family, small.backbone, None, (), lanes=1, context=small.context) if small and scores else None
+    )
     would_draft = drafter_laws(how, draft, draft_twin)
     sampling, stops, bets = wish.sampling, stop_tokens(model, wish), Bets(alpha, seed)
     tokens = sequences = 0
@@ -246,7 +248,7 @@ def _certify_greedy(
     ours = model.generate(prompts, seed=seed, **arguments)
     theirs = model.generate(prompts, seed=seed, method=wish.method.reference, **shared)
     differences = []
-    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
+    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1, context=model.context)
     tolerance = TOLERANCE.get(getattr(model.backbone, "dtype", torch.float64), 1e-3)
     for ours_i, theirs_i in zip(ours, theirs, strict=True):
         for result in (ours_i, theirs_i):

@@ -217,7 +217,7 @@ def _against_truths(
 
 def law_p_value(model: Model, results: Sequence[Result], temperature: float) -> float:
     """A p-value that holds whenever one looks: one over the largest mean stake against the output (see `certify`)."""
-    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1)
+    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1, context=model.context)
     bets = Bets(alpha=0.01, shadows=0)
     for result in results:
         laws_TV = laws_along(twin, result.prompt_ids, result.token_ids, Sampling(temperature=temperature), model.eos)
@@ -239,7 +239,7 @@ def perplexity(judge: Model, model: Model, results: Sequence[Result]) -> float |
 
 def surprises(judge: Model, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
     """How surprised a judge is by each completion of a prompt, in nats per token."""
-    twin = Model(judge.name, judge.family, judge.backbone, judge.tokenizer, (), lanes=1)
+    twin = Model(judge.name, judge.family, judge.backbone, judge.tokenizer, (), lanes=1, context=judge.context)
     found = []
     for prompt, output in texts:
         laws_TV = laws_along(twin, prompt, output, Sampling(temperature=1.0), frozenset())
