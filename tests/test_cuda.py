@@ -3,14 +3,15 @@ import torch
 
 from tests.cuda_checks import (
     CASES,
-    HALF_CASES,
+    GAP_CASES,
     HOLE_CASES,
-    gaps_explain_half_precision,
+    gaps_explain_differences,
     same_holes_on_cuda,
     same_tokens_on_cuda,
 )
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.filterwarnings("error:forwards of this model are not captured")
 
 
 @needs_cuda
@@ -26,6 +27,6 @@ def test_cuda_fills_holes_as_the_cpu_does(case):
 
 
 @needs_cuda
-@pytest.mark.parametrize("case", HALF_CASES, ids="-".join)
-def test_cuda_in_half_precision_parts_only_where_tokens_are_as_likely(case):
-    gaps_explain_half_precision(*case)
+@pytest.mark.parametrize("case", GAP_CASES, ids="-".join)
+def test_captured_forwards_part_from_plain_ones_only_where_tokens_are_as_likely(case):
+    gaps_explain_differences(*case)

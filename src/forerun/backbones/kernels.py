@@ -268,6 +268,8 @@ def product(
     """norm(x) @ weight + bias. `normed` is the norm's weight and epsilon; `gated` makes a SwiGLU of an output that is [gate, up];
     `onto` is what the result is added to, in place."""
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
+    if normed is not None and x_TK.dtype == torch.float16:  # numbers that are not normed yet may be too large for it
+        x_TK, normed = norm(x_TK, *normed), None
     if len(x_TK) <= THIN and half and weight_KN.stride(0) == 1 and not (gated and bias_N is not None):
         return thin(x_TK, weight_KN.t(), bias_N, normed=normed, gated=gated, onto=onto)
     if normed is not None:

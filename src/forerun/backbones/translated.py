@@ -32,7 +32,8 @@ class TranslatedBackbone:
         self.into = torch.cat([known_V, known_V.new_tensor([mask if mask is not None else 0])])
         self._into = self.into.cpu().numpy()
         self.capturable = getattr(backbone, "capturable", False)
-        self.dtype, self.fold, self.key_heads = (getattr(backbone, name, None) for name in ("dtype", "fold", "key_heads"))
+        for name in ("dtype", "fold", "key_heads", "head_dim"):
+            setattr(self, name, getattr(backbone, name, None))
         self.bytes_per_lane, self.make_slots = backbone.bytes_per_lane, backbone.make_slots
 
     def forward(self, batch: Batch, slots: Any) -> Tensor:

@@ -11,6 +11,7 @@ check, is named in one warning, and the model goes on without.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
@@ -25,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.pack import Batch, Tiles, tiled
+from forerun.engine.pack import TILE_ROWS, Batch, Tiles, tiled
 from forerun.rows import HI, HORIZON, LO, POSITION, TOKEN
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-MOST_READS = 512
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
 MOST_GRAPHS = 64
+MOST_BYTES = 1 << 30  # of logits that captures keep, all together
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 log = logging.getLogger("forerun")
 
@@ -49,7 +50,7 @@ class Size:
     def of(cls, batch: Batch, tiles: Tiles) -> Size | None:
         """The smallest that holds a batch; None where it is too large to be worth capturing."""
         rows, reads, count = len(batch.slots), len(batch.reads), tiles.numbers.shape[1]
-        if rows > SIZES[-1] or reads > MOST_READS:
+        if max(rows, reads, count) > SIZES[-1]:
             return None
         return cls(rounded(rows), rounded(reads), rounded(count), tiles.height, tiles.splits)
 
@@ -101,11 +102,15 @@ class Runner:
         self.tiled = graphs is not False and able(backbone, forced=bool(graphs))
         self.captured: OrderedDict[Size, Captured] = OrderedDict()
         self.seconds = 0.0  # spent on captures
+        self._met: set[Size] = set()
         device = backbone.device
+        wide = self.tiled and backbone.dtype == torch.float32 and backbone.head_dim >= 64
+        self._tile_rows = 16 if wide else TILE_ROWS  # whole numbers of that size would not fit into a program's registers
         on_gpu = self.tiled and device.type == "cuda"
         self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 16
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
+    @torch.inference_mode()  # fixed memory must not be a part of anybody's graph of gradients
     def forward(self, batch: Batch) -> Tensor:
         if self.tiled:
             try:
@@ -117,7 +122,7 @@ class Runner:
         return self.backbone.forward(batch, self.slots)
 
     def _tiled(self, batch: Batch) -> Tensor:
-        tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs)
+        tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs, self._tile_rows)
         size = Size.of(batch, tiles)
         if size is None:
             numbers, spans = (
@@ -125,24 +130,30 @@ class Runner:
             )
             batch.tiles = replace(tiles, numbers=numbers, spans=spans)
             return self.backbone.forward(batch, self.slots)
-        if size not in self.captured:
-            return self._first(size, batch, tiles)
-        self.captured.move_to_end(size)
-        return self.captured[size].replay(batch, tiles)
+        if size in self.captured:
+            self.captured.move_to_end(size)
+            return self.captured[size].replay(batch, tiles)
+        if size in self._met:
+            return self._capture(size, batch, tiles)
+        self._met.add(size)  # a prompt's size may never come again
+        return self.backbone.forward(batch, self.slots)
 
-    def _first(self, size: Size, batch: Batch, tiles: Tiles) -> Tensor:
-        """Capture a size that is met for the first time, and check it against the plain code on this very batch."""
+    def _capture(self, size: Size, batch: Batch, tiles: Tiles) -> Tensor:
+        """Capture a size, and check it against the plain code on this very batch."""
         began = time.perf_counter()
         plain = self.backbone.forward(batch, self.slots)
         captured = Captured(self.backbone, self.slots, size, self._pool, batch, tiles)
         logits = captured.replay(batch, tiles)
         check(plain, logits)
         self.captured[size] = captured
-        if len(self.captured) > MOST_GRAPHS:
+        while len(self.captured) > MOST_GRAPHS or (len(self.captured) > 1 and self._bytes() > MOST_BYTES):
             self.captured.popitem(last=False)
         self.seconds += time.perf_counter() - began
         say(f"captured a forward of {size.rows} rows: {len(self.captured)} so far, {self.seconds:.1f} s in all")
         return logits
+
+    def _bytes(self) -> int:
+        return sum(size.reads for size in self.captured) * self.backbone.vocab * self.backbone.dtype.itemsize
 
 
 class Captured:
@@ -171,9 +182,17 @@ def on_cuda(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     with torch.cuda.stream(side):
         run()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        logits = run()
+    graph, stream, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), gc.isenabled()
+    gc.disable()  # a graph of another model that is freed now would spoil this one
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            logits = run()
+    except Exception:
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
+        raise
+    finally:
+        if collects:
+            gc.enable()
 
     def replay() -> Tensor:
         graph.replay()

@@ -156,11 +156,11 @@ class Tiles:
     splits: int
 
 
-def tiled(batch: Batch, fold: int, groups: int, programs: int) -> Tiles:
+def tiled(batch: Batch, fold: int, groups: int, programs: int, most_rows: int = TILE_ROWS) -> Tiles:
     """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
     programs at a time."""
     longest = max(s.rows for s in batch.segments)
-    height = min(1 << (longest - 1).bit_length(), max(1, TILE_ROWS // fold))
+    height = min(1 << (longest - 1).bit_length(), max(1, most_rows // fold))
     if longest <= height:
         first = np.array([s.offset for s in batch.segments])
         lane = np.array([s.lane for s in batch.segments])
@@ -173,8 +173,8 @@ def tiled(batch: Batch, fold: int, groups: int, programs: int) -> Tiles:
     lo_seen = np.where(hi > lo, lo, np.iinfo(lo.dtype).max)  # an empty interval reaches nowhere
     lo_tile = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
     size = np.diff(first, append=batch.rows_5T.shape[1])
-    most = min(programs // (len(first) * groups), int((near + far - lo_tile).max()) // LEAST_SHARE)
-    splits = next((n for n in SHARES if n <= most), 1)
+    shares = min(programs // (len(first) * groups), int((near + far - lo_tile).max()) // LEAST_SHARE)
+    splits = next((n for n in SHARES if n <= shares), 1)
     return Tiles(np.stack([first, size, lane, near, lo_tile, far]), batch.rows_5T[HORIZON:], height, splits)
 
 

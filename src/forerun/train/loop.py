@@ -180,7 +180,7 @@ def _train(
     save(step)
     if accelerator.is_main_process and (out / "curve.csv").exists():
         plot(out / "curve.csv", out / "curve.png")
-    trained = accelerator.unwrap_model(network)
+    trained = accelerator.unwrap_model(network, keep_fp32_wrapper=False)
     if not recipe.lora:
         return trained
     if accelerator.is_main_process:
