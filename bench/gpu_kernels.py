@@ -1,6 +1,6 @@
 """What the numbers in forerun/backbones/kernels.py were chosen by: every kernel of a layer alone, beside its floor.
 
-    python bench/kernels.py [--shape qwen2.5-7b] [--tune]      (needs a CUDA device)
+    python bench/gpu_kernels.py [--shape qwen2.5-7b] [--tune]      (needs a CUDA device)
 
 Each is launched many times in one graph, over as many copies of its data as it takes not to be served from the cache. `--tune`
 tries other block shapes of the products for few rows; compiling them takes minutes, on all cores.
