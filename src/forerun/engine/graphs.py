@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class Runner:
         self._met: set[Size] = set()
         device = backbone.device
         wide = self.tiled and backbone.dtype == torch.float32 and backbone.head_dim >= 64
-        self._tile_rows = 16 if wide else TILE_ROWS  # whole numbers of that size would not fit into a program's registers
+        self._tile_rows = 16 if wide else TILE_ROWS  # larger ones in float32 would not fit into registers
         on_gpu = self.tiled and device.type == "cuda"
         self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 16
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
@@ -206,11 +207,7 @@ def able(backbone: Any, forced: bool) -> bool:
     Triton. `forced` also runs it over fixed memory where there is no GPU, as tests do."""
     if not getattr(backbone, "capturable", False) or backbone.dtype not in TOLERANCE:
         return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return forced or backbone.device.type == "cuda"
+    return (forced or backbone.device.type == "cuda") and find_spec("triton") is not None
 
 
 def check(plain: Tensor, replayed: Tensor) -> None:
