@@ -1,10 +1,10 @@
 """Ablations of consistency distillation (Tables 4 and 5 at this scale):
 
-    python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...] | --page FILE
+    python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...]
 
 Every recipe starts from zoo:ar and differs from the first in what its name says. DATA is a folder of .py files or a .jsonl[.xz]
 corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each recipe, hours on
-a CPU. `--page` writes the table of docs/consistency.md from such a file.
+a CPU.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import argparse
 import json
 import math
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from page import write_tables
+from jacobi import GIVEN, MATCHED, decode, per_forward, quality
 
 import forerun
 from forerun import zoo
-from forerun.evaluate.compare import machine, parses, surprises
-from forerun.evaluate.prompts import CODE
+from forerun.evaluate.compare import machine, surprises
 from forerun.train.data import Corpus, tokenise
 from forerun.train.loop import train, validate
 from forerun.train.objectives import make
@@ -51,7 +49,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "real text x 5": {"real_weight": 5.0},
     "blocks of 32": {"block": 32, "blocks": 6, "window": 6},
 }
-GIVEN, WRITTEN, PROMPTS = 64, 96, 64
+PROMPTS = 64
 
 
 def recipe_of(name: str, steps: int, seed: int) -> Recipe:
@@ -81,24 +79,19 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, start: str) -> 
     device = next(network.parameters()).device
     loss = validate(network.eval(), make("ar", {}), corpus, recipe_of("base", 1, 0), device)
     model = forerun.from_network(network.float(), zoo.tokenizer(), name="distilled", lanes=PROMPTS, max_context=256)
-    prompts = [window[:GIVEN] for window in corpus.held_out(PROMPTS, GIVEN + 8).tolist()]
-    how = dict(max_tokens=WRITTEN, ignore_eos=True)
+    windows = corpus.held_out(PROMPTS, GIVEN + MATCHED).tolist()
+    prompts = [window[:GIVEN] for window in windows]
     found: dict[str, Any] = {"loss": loss}
-    plain = model.generate(prompts, method="ar", **how)
+    plain, _ = decode(model, prompts, PROMPTS, method="ar")
     ways = {
         "jacobi": dict(method="jacobi", block=16, start=start),
         "recycling": dict(method="multiblock", block=16, blocks=1, refill=True, start=start),
     }
     for label, way in ways.items():
-        own = [r.stats.tokens / r.stats.forwards for r in model.generate(prompts, **way, **how)]
-        found |= {label: float(np.mean(own)), f"{label} error": float(np.std(own) / math.sqrt(len(own)))}
+        found[label], found[f"{label} error"] = per_forward(decode(model, prompts, PROMPTS, **way)[0])
     nats = surprises(judge, [(r.prompt_ids, r.token_ids) for r in plain])
-    counts = [np.array(list(Counter(r.token_ids).values())) / WRITTEN for r in plain]
-    whole = [model.decode([*r.prompt_ids, *r.token_ids]) for r in model.generate(CODE, method="ar", **how)]
-    return found | {
-        "nats": float(np.mean(nats)), "nats error": float(np.std(nats) / math.sqrt(len(nats))),
-        "entropy": float(np.mean([-(c * np.log(c)).sum() for c in counts])), "parse": float(np.mean([parses(t) for t in whole])),
-    }  # fmt: skip
+    found |= {"nats": float(np.mean(nats)), "nats error": float(np.std(nats) / math.sqrt(len(nats)))}
+    return found | {name: float(value) for name, value in quality(model, plain, [w[GIVEN:] for w in windows]).items()}
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
@@ -120,7 +113,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
         cells = [
             f"{np.mean(losses):.3f}{spread}",
             *(cell(key) for key in ("jacobi", "recycling", "nats", "entropy")),
-            f"{np.mean([r['parse'] for r in own]):.0%}",
+            f"{np.mean([r['parses'] for r in own]):.0%}",
         ]
         lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {rows[-1]['steps']} steps each, {rows[-1]['machine']}."])
@@ -128,15 +121,12 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="?")
+    parser.add_argument("data")
     parser.add_argument("--out", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=list(RECIPES), choices=list(RECIPES))
-    parser.add_argument("--page", type=Path)
     arguments = parser.parse_args()
-    if arguments.page:
-        return write_tables("consistency.md", tables(json.loads(arguments.page.read_text())))
     arguments.out.mkdir(parents=True, exist_ok=True)
     corpus = tokenise(arguments.data, zoo.tokenizer(), arguments.out / "tokens.npz")
     judge, results = forerun.load("zoo:ar"), arguments.out / "results.json"

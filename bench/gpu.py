@@ -1,6 +1,8 @@
-"""The numbers of docs/gpu.md, on one GPU, in one run:  python bench/gpu.py [--json FILE] [--without-compiled] | --page FILE
+"""Forwards against their floors and decoding beside the library, on one GPU, in one run:
 
-Shapes of real models with random weights: only time is measured. `--page` writes the page's tables from such a file.
+    python bench/gpu.py [--json FILE] [--without-compiled]
+
+Shapes of real models with random weights: only time is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from page import write_tables
 
 import forerun
 from forerun.engine.pack import Batch
@@ -146,7 +147,7 @@ def measure(compiled: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str,
     report["captures"] = {"count": len(model.host.runner.captured), "seconds": model.host.runner.seconds}
     keep(report)
     report["decode"] = side_by_side(network, model, compiled)
-    assert model.host.runner.tiled, "captures were given up on the way"
+    assert model.host.runner.captures, "captures were given up on the way"
     keep(report)
     return report
 
@@ -189,11 +190,7 @@ def main() -> None:
     parser.add_argument(
         "--without-compiled", action="store_true", help="leave out the library's compiled cache, which takes minutes"
     )
-    parser.add_argument("--page", help="measure nothing: write docs/gpu.md's tables from a file that --json wrote")
     arguments = parser.parse_args()
-    if arguments.page:
-        write_tables("gpu.md", tables(json.loads(Path(arguments.page).read_text())))
-        return
 
     def keep(report: dict[str, Any]) -> None:
         print(json.dumps(report), flush=True)

@@ -1,4 +1,4 @@
-"""What the numbers in forerun/backbones/kernels.py were chosen by: every kernel of a layer alone, beside its floor.
+"""What the numbers in forerun/backbones/kernels.py are to be chosen by: every kernel of a layer alone, beside its floor.
 
     python bench/gpu_kernels.py [--shape qwen2.5-7b] [--tune]      (needs a CUDA device)
 
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -190,11 +191,11 @@ def attention(shape: Shape, lanes: int, held: int, rows: int) -> tuple[Tiles, di
     plan = Plan(causal_rows(np.arange(held + rows) % 9), [np.arange(held, held + rows)], held + rows)
     batch = Batch([(lane, plan, held) for lane in range(lanes)], held + rows, CUDA)
     chosen = tiled(batch, shape.heads // shape.groups, shape.groups, 264)
-    numbers, spans = (torch.from_numpy(np.ascontiguousarray(a)).to(CUDA, torch.long) for a in (chosen.numbers, chosen.spans))
+    ready = chosen.to(CUDA)
     q = half(lanes * rows, shape.heads, shape.dim)
 
     def taken(splits: int) -> float:
-        cut = Tiles(numbers, spans, chosen.height, splits)
+        cut = replace(ready, splits=splits)
         return microseconds(lambda i: kernels.attention(i % layers, q, cut, slots, 0.1))
 
     return chosen, {splits: taken(splits) for splits in reversed(SHARES)}

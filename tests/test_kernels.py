@@ -18,7 +18,7 @@ from forerun.backbones.attention import _side_by_side
 from forerun.checkpoints import tiny
 from forerun.engine import graphs
 from forerun.engine.cache import Slots
-from forerun.engine.pack import Batch, Tiles, tiled
+from forerun.engine.pack import Batch, tiled
 from forerun.families.causal import Causal
 from forerun.rows import Plan
 
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def on_device(tiles):
-    numbers, spans = (torch.from_numpy(np.ascontiguousarray(x)).to(DEVICE, torch.long) for x in (tiles.numbers, tiles.spans))
-    return Tiles(numbers, spans, tiles.height, tiles.splits)
 
 
 def test_norm_and_swiglu():
@@ -102,7 +97,7 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     for count in (1, 3):
         batch = Batch([(lane, *pair) for lane, pair in zip(rng.permutation(4), plans(rng, count))], 700, DEVICE)
         q = random(len(batch.slots), heads, dim, seed=9)
-        tiles = on_device(tiled(batch, heads // groups, groups, programs))
+        tiles = tiled(batch, heads // groups, groups, programs).to(DEVICE)
         seen_splits.add(tiles.splits)
         expected = _side_by_side(q, slots.keys[0], slots.values[0], batch, 0.3, None)
         torch.testing.assert_close(kernels.attention(0, q, tiles, slots, 0.3), expected, rtol=1e-4, atol=1e-5)
@@ -238,11 +233,11 @@ def test_few_rows_in_half_precision_go_through_thin_products(monkeypatch):
 def test_what_cannot_be_captured_runs_plainly():
     for arch in ("gpt_neo", "xlnet"):
         m = forerun.load(f"tiny:{arch}", lanes=1, graphs=True)
-        assert not m.host.runner.tiled
-    assert not forerun.load("tiny:llama", dtype="float64", graphs=True).host.runner.tiled
+        assert not m.host.runner.captures
+    assert not forerun.load("tiny:llama", dtype="float64", graphs=True).host.runner.captures
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not forerun.load("tiny:llama", device="cpu").host.runner.tiled
+        assert not forerun.load("tiny:llama", device="cpu").host.runner.captures
 
 
 def test_old_captures_make_room(monkeypatch):

@@ -211,7 +211,7 @@ def _thin(
     BIASED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
     ROWS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A few rows times a matrix [N, K] (GATED: [2N, K]), which is read once, at the speed of memory."""
+    """A few rows times a matrix [N, K] (GATED: [2N, K]), every part of which is read by one program, once."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m, k = tl.arange(0, ROWS), tl.arange(0, BK)
     there = (m < rows)[:, None]
@@ -245,14 +245,9 @@ def _thin(
     tl.store(place, total, kept)
 
 
-THIN = (
-    16  # rows up to which a product of ours is faster than the library's, which reads the matrix at the speed of memory only later
-)
-SHAPES = {
-    "plain": (16, 256, 4, 4),
-    "gated": (16, 128, 4, 4),
-    "wide": (32, 128, 4, 5),
-}  # outputs, inputs, warps and stages of `_thin`
+THIN = 16  # rows that a product of ours takes, which is the least that matrix units do at once
+# Outputs, inputs, warps and stages of `_thin`. `bench/gpu_kernels.py --tune` finds better ones; these come from counting alone.
+SHAPES = {"plain": (16, 256, 4, 4), "gated": (16, 128, 4, 4), "wide": (32, 128, 4, 5)}
 WIDE = 65536  # outputs
 
 
@@ -291,7 +286,7 @@ def thin(
     onto: Tensor | None = None,
     shape: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """`product` for at most 16 rows, in one launch, with the matrix as [N, K]."""
+    """`product` for at most THIN rows, in one launch, with the matrix as [N, K]."""
     rows, size = x_TK.shape
     outputs = len(weight_NK) // 2 if gated else len(weight_NK)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
@@ -300,7 +295,7 @@ def thin(
     _thin[(triton.cdiv(outputs, block_n),)](
         x_TK, weight_NK, x_TK if bias_N is None else bias_N, norm_weight, out, rows, outputs, size, eps,
         BIASED=bias_N is not None, NORMED=normed is not None, GATED=gated, ADDED=onto is not None,
-        ROWS=16, BN=block_n, BK=block_k, num_warps=warps, num_stages=stages,
+        ROWS=THIN, BN=block_n, BK=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 

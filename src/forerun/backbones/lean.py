@@ -82,7 +82,7 @@ class LeanBackbone:
         return self._norm(x_TE, self.norm) @ self.head
 
     def _by_kernels(self, batch: Batch, tiles: Tiles, slots: Slots) -> Tensor:
-        """The same in kernels of ours (which need Triton), at most one between any two matrix products."""
+        """The same in kernels of ours, which need Triton: fewer launches, and none that depends on what a batch holds."""
         from forerun.backbones.kernels import attention, product, rotate_and_keep
 
         x_TE = F.embedding(batch.tokens_T, self.embed)

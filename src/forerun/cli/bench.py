@@ -70,40 +70,29 @@ def forward(
         draw(cells, plot)
     groups = {key: [c for c in cells if (c.batch, c.context) == key] for key in dict.fromkeys((c.batch, c.context) for c in cells)}
     knees = {key: knee({cell.tokens: cell.seconds for cell in own}) for key, own in groups.items()}
+    evens = {cell: cell.seconds / own[0].seconds * own[0].tokens for own in groups.values() for cell in own}
     if as_json:
         report = {"model": loaded.name, "machine": machine(), **here}
-        report["cells"] = [
-            {**c.as_dict(), "break_even": c.seconds / groups[c.batch, c.context][0].seconds * groups[c.batch, c.context][0].tokens}
-            for c in cells
-        ]
+        report["cells"] = [{**cell.as_dict(), "break_even": even} for cell, even in evens.items()]
         typer.echo(json.dumps(report | {"knees": [dict(batch=b, context=c, tokens=n) for (b, c), n in knees.items()]}))
         return
-    counts = sorted({c.tokens for c in cells})
-    table = Table(
-        "batch", "context", *(str(n) for n in counts), "knee", box=None, title="ms per forward (times its floor), by tokens"
-    )
-    for (b, c), own in groups.items():
-        by = {cell.tokens: f"{1e3 * cell.seconds:.3g} ({cell.times:.1f})" for cell in own}
-        table.add_row(str(b), str(c), *(by.get(n, "") for n in counts), str(knees[b, c]))
-    Console().print(table)
-    if len(counts) > 1:
-        Console().print(break_even(groups, counts))
+    times = {cell: f"{1e3 * cell.seconds:.3g} ({cell.times:.1f})" for cell in cells}
+    Console().print(by_tokens("ms per forward (times its floor), by tokens", groups, times, knees))
+    if len(wanted["tokens"]) > 1:
+        title = f"break-even: tokens per forward to beat {wanted['tokens'][0]} at a time"
+        Console().print(by_tokens(title, groups, {cell: f"{even:.2f}" for cell, even in evens.items()}))
     said = f"{here['bytes/s'] / 1e9:.1f} GB/s copied, {here['flop/s'] / 1e12:.2f} TFLOP/s multiplied; {loaded.name}; {machine()}"
     Console().print(said, style="dim", highlight=False)
 
 
-def break_even(groups: dict[tuple[int, int], list[Any]], counts: list[int]) -> Table:
-    """How many tokens per forward a method that runs so many must say, to be as fast as one that runs the fewest."""
-    table = Table(
-        "batch",
-        "context",
-        *(str(n) for n in counts),
-        box=None,
-        title=f"break-even: tokens per forward to beat {counts[0]} at a time",
-    )
-    for (b, c), own in groups.items():
-        by = {cell.tokens: f"{cell.seconds / own[0].seconds * own[0].tokens:.2f}" for cell in own}
-        table.add_row(str(b), str(c), *(by.get(n, "") for n in counts))
+def by_tokens(title: str, groups: dict[Any, list[Any]], said: dict[Any, str], knees: dict[Any, int] | None = None) -> Table:
+    """A line for each batch and context, a column for each number of tokens."""
+    counts = sorted({cell.tokens for own in groups.values() for cell in own})
+    table = Table("batch", "context", *map(str, counts), *(["knee"] if knees else []), box=None, title=title)
+    for (batch, context), own in groups.items():
+        by = {cell.tokens: said[cell] for cell in own}
+        last = [str(knees[batch, context])] if knees else []
+        table.add_row(str(batch), str(context), *(by.get(n, "") for n in counts), *last)
     return table
 
 

@@ -19,7 +19,7 @@ import warnings
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -100,36 +100,33 @@ class Runner:
 
     def __init__(self, backbone: Any, slots: Any, graphs: bool | None = None):
         self.backbone, self.slots = backbone, slots
-        self.tiled = graphs is not False and able(backbone, forced=bool(graphs))
+        self.captures = graphs is not False and able(backbone, forced=bool(graphs))
         self.captured: OrderedDict[Size, Captured] = OrderedDict()
         self.seconds = 0.0  # spent on captures
         self._met: set[Size] = set()
         device = backbone.device
-        wide = self.tiled and backbone.dtype == torch.float32 and backbone.head_dim >= 64
+        wide = self.captures and backbone.dtype == torch.float32 and backbone.head_dim >= 64
         self._tile_rows = 16 if wide else TILE_ROWS  # larger ones in float32 would not fit into registers
-        on_gpu = self.tiled and device.type == "cuda"
+        on_gpu = self.captures and device.type == "cuda"
         self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 16
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     @torch.inference_mode()  # fixed memory must not be a part of anybody's graph of gradients
     def forward(self, batch: Batch) -> Tensor:
-        if self.tiled:
+        if self.captures:
             try:
-                return self._tiled(batch)
+                return self._captured(batch)
             except Exception as error:  # whatever stands in the way, the plain code can do it
-                self.tiled, batch.tiles = False, None
+                self.captures, batch.tiles = False, None
                 self.captured.clear()
                 warnings.warn(f"forwards of this model are not captured as graphs, which makes it slower: {error}", stacklevel=2)
         return self.backbone.forward(batch, self.slots)
 
-    def _tiled(self, batch: Batch) -> Tensor:
+    def _captured(self, batch: Batch) -> Tensor:
         tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs, self._tile_rows)
         size = Size.of(batch, tiles)
         if size is None:
-            numbers, spans = (
-                torch.from_numpy(np.ascontiguousarray(x)).to(batch.device, torch.long) for x in (tiles.numbers, tiles.spans)
-            )
-            batch.tiles = replace(tiles, numbers=numbers, spans=spans)
+            batch.tiles = tiles.to(batch.device)
             return self.backbone.forward(batch, self.slots)
         if size in self.captured:
             self.captured.move_to_end(size)

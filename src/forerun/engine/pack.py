@@ -155,6 +155,10 @@ class Tiles:
     height: int
     splits: int
 
+    def to(self, device: torch.device) -> Tiles:
+        numbers, spans = (torch.from_numpy(np.ascontiguousarray(x)).to(device, torch.long) for x in (self.numbers, self.spans))
+        return Tiles(numbers, spans, self.height, self.splits)
+
 
 def tiled(batch: Batch, fold: int, groups: int, programs: int, most_rows: int = TILE_ROWS) -> Tiles:
     """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
