@@ -194,6 +194,19 @@ def test_one_capture_serves_every_batch_that_fits():
     assert [size.rows for size in m.host.runner.captured] == [12, 4] and m.host.runner.captured[size] is held
 
 
+def test_a_replay_keeps_nothing_of_the_one_before():
+    """Batches that share a size but not how their rows fall into tiles, lanes and slots."""
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=4, max_context=64, graphs=True)
+
+    def batch(*lengths):
+        plans = [Causal.after(np.arange(n, dtype=np.int32) + 9 * i + n, [()]) for i, n in enumerate(lengths)]
+        return Batch([(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.room, DEVICE)
+
+    for lengths in ((3, 3, 3, 3), (3, 3, 3, 3), (4, 4, 3), (1, 4, 1, 4), (4, 4, 4)):
+        torch.testing.assert_close(m.host.runner.forward(batch(*lengths)), m.backbone.forward(batch(*lengths), m.host.slots))
+    assert len(m.host.runner.captured) == 1
+
+
 def test_a_capture_that_is_wrong_is_not_used(monkeypatch):
     expected = forerun.load("tiny:llama", lanes=1).generate([3, 4], method="ar", max_tokens=5).token_ids
     right = kernels.swiglu
