@@ -1,10 +1,11 @@
 """Ablations of consistency distillation (Tables 4 and 5 at this scale):
 
     python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...]
+    python bench/consistency.py --publish FILE [FILE ...]           (docs/consistency.md by such results)
 
-Every recipe starts from zoo:ar and differs from the first in what its name says. DATA is a folder of .py files or a .jsonl[.xz]
-corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each recipe, hours on
-a CPU.
+The first recipe is that of zoo:consistency; every other differs from it in what its name says. DATA is a folder of .py files or
+a .jsonl[.xz] corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each
+recipe, hours on a CPU.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import argparse
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jacobi import GIVEN, MATCHED, decode, per_forward, quality
+from page import DOCS, write_tables
 
 import forerun
 from forerun import zoo
@@ -26,13 +29,10 @@ from forerun.evaluate.compare import machine, surprises
 from forerun.train.data import Corpus, tokenise
 from forerun.train.loop import train, validate
 from forerun.train.objectives import make
-from forerun.train.recipe import Recipe
+from forerun.train.recipe import Recipe, read
 from forerun.zoo.storage import write
 
-BASE: dict[str, Any] = dict(
-    block=16, blocks=12, schedule="progressive", window=8, context="clean", own_weight=1.0, real_weight=2.0, start="random",
-    sequences=16384,
-)  # fmt: skip
+BASE = read(zoo.recipe("consistency"))
 RECIPES: dict[str, dict[str, Any]] = {
     "base": {},
     "guesses repeat": {"start": "repeat"},
@@ -53,10 +53,7 @@ PROMPTS = 64
 
 
 def recipe_of(name: str, steps: int, seed: int) -> Recipe:
-    return Recipe(
-        objective="consistency", options=BASE | RECIPES[name], start="zoo:ar", context=256, batch=192, steps=steps,
-        learning_rate=1e-3, warmup=100, decay="linear", validate_every=steps, save_every=10**6, seed=seed,
-    )  # fmt: skip
+    return replace(BASE, options=BASE.options | RECIPES[name], steps=steps, validate_every=steps, save_every=10**6, seed=seed)
 
 
 def made(name: str, steps: int, seed: int, corpus: Corpus, out: Path) -> Any:
@@ -96,12 +93,10 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, start: str) -> 
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """One line per recipe, the mean over seeds; ± is the larger of the spread over seeds and the standard error over prompts."""
-    lines = [
-        "| recipe | seeds | held-out loss | jacobi, n = 16 | + recycling | nats of its text under zoo:ar | entropy | parse |",
-        "|---" * 8 + "|",
-    ]
-    for name in dict.fromkeys(row["recipe"] for row in rows):
-        own = [row for row in rows if row["recipe"] == name]
+    head = ("recipe", "steps", "seeds", "held-out loss", "jacobi, n = 16", "+ recycling", "its text's nats", "entropy", "parse")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, steps in dict.fromkeys((row["recipe"], row["steps"]) for row in rows):
+        own = [row for row in rows if (row["recipe"], row["steps"]) == (name, steps)]
 
         def cell(key: str, own: list[dict[str, Any]] = own) -> str:
             values = [row[key] for row in own]
@@ -115,18 +110,52 @@ def tables(rows: list[dict[str, Any]]) -> str:
             *(cell(key) for key in ("jacobi", "recycling", "nats", "entropy")),
             f"{np.mean([r['parses'] for r in own]):.0%}",
         ]
-        lines.append(f"| {name} | {len(own)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {rows[-1]['steps']} steps each, {rows[-1]['machine']}."])
+        lines.append(f"| {name} | {steps or ''} | {len(own)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {PROMPTS} prompts; {rows[-1]['machine']}."])
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """What a recipe gains against what it pays."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    least = min(row["steps"] for row in rows if row["steps"])
+    figure, both = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    for axes, key, label in zip(both, ("loss", "nats"), ("held-out loss, nats per token", "nats of its own text under zoo:ar")):
+        for row in rows:
+            axes.errorbar(row[key], row["jacobi"], row["jacobi error"], row.get(f"{key} error"), "o", color="C0")
+            name = row["recipe"] + (f", {row['steps']:,} steps" if row["steps"] > least else "")
+            axes.annotate(name, (row[key], row["jacobi"]), (4, 4), textcoords="offset points", fontsize=7)
+        axes.set(xlabel=label, ylabel="tokens per forward, Jacobi, n = 16", xmargin=0.25)
+    figure.savefig(DOCS / "consistency.png", dpi=120)
+    pyplot.close(figure)
+
+
+def publish(files: list[Path]) -> None:
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        known = [(row["recipe"], row["steps"], row["seed"]) for row in rows]
+        rows += [row for row in json.loads(file.read_text()) if (row["recipe"], row["steps"], row["seed"]) not in known]
+    (DOCS / "consistency.json").write_text(json.dumps(rows, indent=1))
+    write_tables("consistency.md", tables(rows))
+    draw(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
+    parser.add_argument("data", nargs="?")
+    parser.add_argument("--publish", nargs="+", type=Path, help="write docs/consistency.md by the results in these files")
     parser.add_argument("--out", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=list(RECIPES), choices=list(RECIPES))
     arguments = parser.parse_args()
+    if arguments.publish:
+        return publish(arguments.publish)
+    if not arguments.data:
+        parser.error("DATA is missing")
     arguments.out.mkdir(parents=True, exist_ok=True)
     corpus = tokenise(arguments.data, zoo.tokenizer(), arguments.out / "tokens.npz")
     judge, results = forerun.load("zoo:ar"), arguments.out / "results.json"
@@ -141,7 +170,7 @@ def main() -> None:
                 continue
             began = time.perf_counter()
             network = made(name, arguments.steps, seed, corpus, arguments.out)
-            found = measured(network, corpus, judge, (BASE | RECIPES[name])["start"])
+            found = measured(network, corpus, judge, (BASE.options | RECIPES[name])["start"])
             rows.append(
                 {
                     "recipe": name,

@@ -1,8 +1,10 @@
-"""Forwards against their floors and decoding beside the library, on one GPU, in one run:
+"""Forwards against their floors and decoding beside the library, on one GPU, in one run; and the page that shows it:
 
-    python bench/gpu.py [--json FILE] [--without-compiled]
+    python bench/gpu.py --json FILE [--without-compiled] [--blas cublaslt]
+    python bench/gpu.py --publish FILE                 (needs no GPU: docs/gpu.md from what was measured)
 
-Shapes of real models with random weights: only time is measured.
+Shapes of real models with random weights: only time is measured. How many rows methods run, and how many tokens they find, is
+counted on trained models, those of the zoo.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,27 +22,41 @@ from typing import Any
 
 import numpy as np
 import torch
+from page import DOCS, write_tables
 
 import forerun
 from forerun.engine.pack import Batch
 from forerun.evaluate.bench import Cell, ceilings, decoding, random_network, timed_cell
-from forerun.evaluate.latency import verdicts
+from forerun.evaluate.latency import at, verdicts
+from forerun.evaluate.prompts import CODE
 from forerun.families.causal import Causal
 from forerun.rows import Plan
 
 CUDA, HALF = torch.device("cuda"), torch.bfloat16
 CONTEXT = 1024
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+METHODS: list[tuple[str, str, dict[str, Any]]] = [
+    ("zoo:ar", "lookup", {}),
+    ("zoo:ar", "speculative", {"draft": "zoo:drafter"}),
+    ("zoo:ar", "specdiff", {"draft": "zoo:block"}),
+    ("zoo:ar", "lookahead", {}),
+    ("zoo:consistency", "jacobi", {}),
+    ("zoo:consistency", "multiblock", {}),
+    ("zoo:consistency", "multiblock", {"blocks": 3, "spawn": 0.25, "candidates": 7}),
+    ("zoo:any-subset", "assd", {}),
+    ("zoo:block", "s2d2-exact", {}),
+    ("zoo:block", "s2d2-exact", {"ahead": "every"}),
+]
 
 
 def forwards(model: forerun.Model, machine: dict[str, float]) -> dict[str, Any]:
     """Forwards of a chain by its length, of a batch, and of a chain with candidates."""
-    chain = {n: timed_cell(model, verdicts(model, 1, CONTEXT, n), (1, CONTEXT, n), machine, 20) for n in TOKENS}
+    chain = {n: timed_cell(model, verdicts(model, 1, CONTEXT, n), (1, CONTEXT, n), machine, 7) for n in TOKENS}
     batched = [
-        timed_cell(model, verdicts(model, b, CONTEXT, n), (b, CONTEXT, n), machine, 20) for b, n in ((8, 1), (32, 1), (32, 16))
+        timed_cell(model, verdicts(model, b, CONTEXT, n), (b, CONTEXT, n), machine, 7) for b, n in ((8, 1), (32, 1), (32, 16))
     ]
-    whole = timed_cell(model, candidates(model, 64, 4), (1, CONTEXT, 256), machine, 20)
-    short = timed_cell(model, candidates(model, 64, 4, 16), (1, CONTEXT, 112), machine, 20)
+    whole = timed_cell(model, candidates(model, 64, 4), (1, CONTEXT, 256), machine, 7)
+    short = timed_cell(model, candidates(model, 64, 4, 16), (1, CONTEXT, 112), machine, 7)
     return {
         "chain": [cell.as_dict() for cell in chain.values()],
         "batch": [cell.as_dict() for cell in batched],
@@ -48,7 +64,6 @@ def forwards(model: forerun.Model, machine: dict[str, float]) -> dict[str, Any]:
             "64 tokens x 4": whole.seconds / chain[64].seconds,
             "64 tokens, 3 tails of 16": short.seconds / chain[64].seconds,
         },
-        "break-even": {n: cell.seconds / chain[1].seconds for n, cell in chain.items()},
     }
 
 
@@ -72,7 +87,7 @@ def canvases(model: forerun.Model, machine: dict[str, float], block: int = 32) -
         rows[3, CONTEXT:] = CONTEXT + index // block * block
         rows[4, CONTEXT:] = rows[3, CONTEXT:] + block
         plan = Plan(rows, [CONTEXT + index], CONTEXT)
-        return timed_cell(model, Batch([(0, plan, CONTEXT)], model.host.room, CUDA), (1, CONTEXT, copies * block), machine, 20)
+        return timed_cell(model, Batch([(0, plan, CONTEXT)], model.host.room, CUDA), (1, CONTEXT, copies * block), machine, 7)
 
     one, five = packed(1), packed(5)
     return {"one": one.as_dict(), "five": five.as_dict(), "ratio": five.seconds / one.seconds}
@@ -152,45 +167,107 @@ def measure(compiled: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str,
     return report
 
 
-def tables(report: dict[str, Any]) -> str:
-    forward, machine = report["forward"], report["machine"]
-    lines = [f"| Qwen2.5-7B shape, bf16, after {CONTEXT} tokens | ms | times its floor | break-even |", "|---|---|---|---|"]
-    for cell in forward["chain"]:
-        even = cell["seconds"] / forward["chain"][0]["seconds"]
-        lines.append(f"| {cell['tokens']} tokens | {1e3 * cell['seconds']:.2f} | {cell['times']:.2f} | {even:.2f} |")
-    for cell in forward["batch"]:
-        lines.append(f"| {cell['batch']} sequences x {cell['tokens']} | {1e3 * cell['seconds']:.2f} | {cell['times']:.2f} | |")
-    lines += [f"| {name} candidates, to a chain of 64 | | | {ratio:.2f} |" for name, ratio in forward["candidates"].items()]
-    lines += ["", "| greedy decoding, batch 1 | tokens/s | forerun `ar` is faster by |", "|---|---|---|"]
-    ours = report["decode"]["forerun ar"]
-    lines += [f"| {name} | {1 / taken:.1f} | {taken / ours:.2f} |" for name, taken in report["decode"].items()]
-    lines += ["", "| where the time goes | batch | tokens/s | forward | rules | host | idle | outside, of the forward |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+def rows_and_tokens(name: str, method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a method runs and finds in a forward of a trained model, the prompt not counted."""
+    model = forerun.load(name, lanes=1, max_context=512)
+    results = [model.generate(prompt, method=method, max_tokens=64, ignore_eos=True, **options) for prompt in CODE]
+    forwards = sum(r.stats.forwards for r in results)
+    rows = model.host.work.rows - sum(len(r.prompt_ids or ()) - 1 for r in results)
+    return {
+        "model": name,
+        "method": method,
+        "options": options,
+        "rows": rows / forwards,
+        "tokens": sum(r.stats.tokens for r in results) / forwards,
+        "drafts": sum(r.stats.draft_forwards for r in results) / forwards,
+    }
+
+
+def table(*rows: Sequence[str]) -> str:
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
+
+
+def forward_table(report: dict[str, Any]) -> str:
+    chain, batch, candidates = (report["forward"][part] for part in ("chain", "batch", "candidates"))
+    rows = [(f"Qwen2.5-7B shape, bf16, after {CONTEXT} tokens", "ms", "times its floor", "times one token's")]
+    for cell in [*chain, *batch]:
+        many = f"{cell['batch']} sequences x {cell['tokens']}" if cell["batch"] > 1 else f"{cell['tokens']} tokens"
+        ms, floors, ones = 1e3 * cell["seconds"], cell["times"], cell["seconds"] / chain[0]["seconds"]
+        rows.append((many, f"{ms:.2f}", f"{floors:.2f}", f"{ones:.2f}"))
+    sixty_four = next(cell["seconds"] for cell in chain if cell["tokens"] == 64)
+    for name, ratio in candidates.items():
+        ms, ones = 1e3 * ratio * sixty_four, ratio * sixty_four / chain[0]["seconds"]
+        rows.append((f"{name} candidates: {ratio:.2f} times a chain of 64", f"{ms:.2f}", "", f"{ones:.2f}"))
+    return table(*rows)
+
+
+def break_even(report: dict[str, Any]) -> str:
+    chain = {cell["tokens"]: cell["seconds"] for cell in report["forward"]["chain"]}
+    rows = [("method, on", "rows per forward", "break-even tokens per forward", "tokens per forward", "drafts per forward")]
+    for row in report["methods"]:
+        options = "".join(f", {key} = {value}" for key, value in row["options"].items())
+        even, numbers = at(chain, round(row["rows"])) / chain[1], (row["rows"], row["tokens"], row["drafts"])
+        many, tokens, drafts = (f"{number:.1f}" for number in numbers)
+        rows.append((f"`{row['method']}`{options}, {row['model']}", many, f"{even:.2f}", tokens, drafts))
+    return table(*rows)
+
+
+def decode_table(report: dict[str, Any]) -> str:
+    ours, rows = report["decode"]["forerun ar"], [("greedy decoding, batch 1", "tokens/s", "forerun `ar` is faster by")]
+    rows += [(name, f"{1 / taken:.1f}", f"{taken / ours:.2f}") for name, taken in report["decode"].items()]
+    return table(*rows)
+
+
+def shares_table(report: dict[str, Any]) -> str:
+    parts = ("forward", "rules", "host", "idle")
+    rows = [("where the time goes", "batch", "tokens/s", *parts, "outside, of the forward")]
     for row in report["shares"]:
-        parts = " | ".join(f"{row[name] / row['total']:.0%}" for name in ("forward", "rules", "host", "idle"))
-        lines.append(f"| {row['method']} | {row['batch']} | {row['tokens/s']:.0f} | {parts} | {row['outside']:.0%} |")
-    one, five = report["canvases"]["one"], report["canvases"]["five"]
-    lines += ["", "| LLaDA-8B shape, a block of 32 in 1,024 | ms | times its floor |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {1e3 * c['seconds']:.2f} | {c['times']:.2f} |" for name, c in (("one canvas", one), ("five canvases", five))
-    ]
-    lines += [
-        "",
+        cells = (f"{row[name] / row['total']:.0%}" for name in parts)
+        rows.append((row["method"], str(row["batch"]), f"{row['tokens/s']:.0f}", *cells, f"{row['outside']:.0%}"))
+    return table(*rows)
+
+
+def canvas_table(report: dict[str, Any]) -> str:
+    rows = [("LLaDA-8B shape, a block of 32 in 1,024", "ms", "times its floor")]
+    for many in ("one", "five"):
+        cell = report["canvases"][many]
+        rows.append((f"{many} of its canvases", f"{1e3 * cell['seconds']:.2f}", f"{cell['times']:.2f}"))
+    return table(*rows)
+
+
+def tables(report: dict[str, Any]) -> str:
+    machine, captures = report["machine"], report["captures"]
+    made = (
         f"`python bench/gpu.py` on one {report['device']}, torch {report['torch']}, {report['date']}; a copy moves "
         f"{machine['bytes/s'] / 1e12:.2f} TB/s, a matrix product does {machine['flop/s'] / 1e12:.0f} TFLOP/s. "
-        f"{report['captures']['count']} sizes were captured, in {report['captures']['seconds']:.1f} s. Five canvases take "
-        f"{report['canvases']['ratio']:.2f} times one.",
-    ]
-    return "\n".join(lines)
+        f"{captures['count']} sizes were captured, in {captures['seconds']:.1f} s. "
+        f"Five canvases take {report['canvases']['ratio']:.2f} times one."
+    )
+    parts = [forward_table(report), decode_table(report), shares_table(report), canvas_table(report)]
+    if "methods" in report:
+        parts.insert(1, break_even(report))
+    return "\n\n".join([*parts, made])
+
+
+def publish(report: dict[str, Any]) -> None:
+    report["methods"] = [rows_and_tokens(*one) for one in METHODS]
+    (DOCS / "gpu.json").write_text(json.dumps(report, indent=1))
+    write_tables("gpu.md", tables(report))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the measurements to this file")
+    parser.add_argument("--publish", type=Path, help="write docs/gpu.md by the measurements in this file")
+    parser.add_argument("--blas", default="default", choices=("default", "cublas", "cublaslt"), help="whose matrix products")
     parser.add_argument(
         "--without-compiled", action="store_true", help="leave out the library's compiled cache, which takes minutes"
     )
     arguments = parser.parse_args()
+    if arguments.publish:
+        return publish(json.loads(arguments.publish.read_text()))
+    torch.backends.cuda.preferred_blas_library(arguments.blas)
 
     def keep(report: dict[str, Any]) -> None:
         print(json.dumps(report), flush=True)

@@ -22,6 +22,7 @@ import torch
 
 from forerun import accept
 from forerun.backbones import kernels
+from forerun.backbones.kernels import Blocks
 from forerun.engine.cache import Slots
 from forerun.engine.pack import SHARES, Batch, Tiles, tiled
 from forerun.evaluate.bench import SHAPES, bandwidth
@@ -32,13 +33,11 @@ from forerun.sampling import Chain, History, laws
 
 CUDA = torch.device("cuda")
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
-ROWS = (1, 4, 16)
+ROWS = (1, 16, 32, 64)
 BLOCKS = [
-    shape
-    for shape in itertools.product((16, 32, 64), (64, 128, 256, 512), (4, 8), (3, 4, 5, 6))
-    if 8192 <= shape[0] * shape[1] * (shape[3] - 1) * 2 <= 98304
-    and shape[0] * shape[1] >= 2048
-    and (shape[2] == 4 or shape[1] >= 256)
+    Blocks(outputs, inputs, stages, turned)
+    for outputs, inputs, stages, turned in itertools.product((16, 32, 64, 128), (64, 128, 256), (3, 4, 5), (False, True))
+    if 24576 <= outputs * inputs * (stages - 1) * 2 <= 98304 and (outputs >= 64 or not turned)
 ]
 
 
@@ -95,16 +94,17 @@ class Product:
         onto = torch.zeros(rows, self.outputs, device=CUDA, dtype=torch.bfloat16) if self.also.get("onto") else None
         return x, dict(normed=self.norm if self.also.get("normed") else None, gated=self.also.get("gated", False), onto=onto)
 
-    def thin(self, rows: int, shape: tuple[int, int, int, int] | None = None, normed_apart: bool = False) -> float:
+    def thin(self, rows: int, blocks: Blocks) -> float:
+        """By a kernel of ours, which gates and adds, too; the norm is not in it."""
         x, how = self.arguments(rows)
-        apart = how.pop("normed") if normed_apart else None
-        return microseconds(
-            lambda i: kernels.thin(kernels.norm(x, *apart) if apart else x, self.weights[i % len(self.weights)], **how, shape=shape)
-        )
+        how.pop("normed")
+        return microseconds(lambda i: kernels.thin(x, self.weights[i % len(self.weights)], blocks, **how))
 
-    def library(self, rows: int) -> float:
+    def whole(self, rows: int, by_us: bool) -> float:
+        """With everything that belongs to it, in the way that forwards do it, or by the library alone."""
         x, how = self.arguments(rows)
-        kernels.THIN, kept = 0, kernels.THIN
+        kept = kernels.THIN
+        kernels.THIN = kept if by_us else {}
         try:
             return microseconds(lambda i: kernels.product(x, self.weights[i % len(self.weights)].t(), **how))
         finally:
@@ -115,16 +115,14 @@ class Product:
         return microseconds(lambda i: x @ self.weights[i % len(self.weights)].t())
 
 
-def compile_one(job: tuple[int, int, dict[str, bool], tuple[int, int, int, int]]) -> str | None:
-    outputs, inputs, also, shape = job
-    x = torch.zeros(1, inputs, device=CUDA, dtype=torch.bfloat16)
-    made = outputs // 2 if also.get("gated") else outputs
-    out = torch.zeros(1, made, device=CUDA, dtype=torch.bfloat16)
-    flags = dict(BIASED=False, NORMED=bool(also.get("normed")), GATED=bool(also.get("gated")), ADDED=bool(also.get("onto")))
+def compile_one(job: tuple[dict[str, bool], int, Blocks]) -> str | None:
+    also, rows, blocks = job
+    x = torch.zeros(rows, 256, device=CUDA, dtype=torch.bfloat16)
+    flags = dict(BIASED=False, GATED=bool(also.get("gated")), ADDED=bool(also.get("onto")), TURNED=blocks.turned)
     try:
         kernels._thin.warmup(
-            x, x, x, x, out, 1, made, inputs, 1e-6, **flags, ROWS=16, BN=shape[0], BK=shape[1], num_warps=shape[2],
-            num_stages=shape[3], grid=(1,),
+            x, x, x, x, rows, 256, 256, **flags, ROWS=rows, BN=blocks.outputs, BK=blocks.inputs, num_warps=4,
+            num_stages=blocks.stages, **kernels.early(x, rows), grid=(1,),
         )  # fmt: skip
     except Exception as error:
         return str(error)
@@ -132,36 +130,34 @@ def compile_one(job: tuple[int, int, dict[str, bool], tuple[int, int, int, int]]
 
 
 def tune(shape: Shape, speed: float) -> None:
-    jobs = [(*matrix, block) for matrix in shape.matrices.values() for block in BLOCKS]
+    kinds = [{k: v for k, v in also.items() if k != "normed"} for *_, also in shape.matrices.values()]
+    jobs = [(also, rows, blocks) for also in kinds for rows in ROWS[1:] for blocks in BLOCKS]
     with ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_one, jobs, chunksize=4) if error]
     print(f"{len(jobs)} compiled, {len(failed)} not {failed[:1]}", flush=True)
     for name, matrix in shape.matrices.items():
         product = Product(*matrix)
         floor = 2 * product.outputs * product.inputs / speed * 1e6
-        for rows in (1, 16):
-            found = []
-            for block in BLOCKS:
+        for rows in ROWS:
+            found = {}
+            for blocks in BLOCKS:
                 try:
-                    found.append((product.thin(rows, block), block))
+                    found[blocks] = product.thin(rows, blocks) / floor
                 except Exception as error:
-                    print(f"  {block}: {str(error)[:80]}")
-            found.sort()
-            best = ", ".join(f"{block} {taken / floor:.3f}" for taken, block in found[:6])
+                    print(f"  {blocks}: {str(error)[:80]}")
+            best = ", ".join(f"{blocks} {found[blocks]:.3f}" for blocks in sorted(found, key=found.__getitem__)[:4])
             print(f"{name:8} {rows:3} rows, times the floor of {floor:.1f} us: {best}", flush=True)
         del product
         torch.cuda.empty_cache()
 
 
 def products(shape: Shape, speed: float) -> None:
-    print(f"{'matrix':8} {'rows':>4} {'floor us':>9} {'bare':>6} {'library':>8} {'thin':>6} {'norm apart':>10}   (times the floor)")
+    print(f"{'matrix':8} {'rows':>4} {'floor us':>9} {'bare':>8} {'library':>8} {'ours':>8}   (times the floor)")
     for name, matrix in shape.matrices.items():
         product = Product(*matrix)
         floor = 2 * product.outputs * product.inputs / speed * 1e6
-        for rows in (*ROWS, 64, 128):
-            cells = [product.bare(rows), product.library(rows)]
-            if rows <= kernels.THIN:
-                cells += [product.thin(rows), product.thin(rows, normed_apart=True) if matrix[2].get("normed") else float("nan")]
+        for rows in (*ROWS, 128, 160, 256):
+            cells = [product.bare(rows), product.whole(rows, by_us=False), product.whole(rows, by_us=True)]
             print(f"{name:8} {rows:4} {floor:9.1f} " + " ".join(f"{taken / floor:8.3f}" for taken in cells), flush=True)
         del product
         torch.cuda.empty_cache()
@@ -190,7 +186,7 @@ def attention(shape: Shape, lanes: int, held: int, rows: int) -> tuple[Tiles, di
     slots = Slots(layers, lanes, held + rows, shape.groups, shape.dim, torch.bfloat16, CUDA)
     plan = Plan(causal_rows(np.arange(held + rows) % 9), [np.arange(held, held + rows)], held + rows)
     batch = Batch([(lane, plan, held) for lane in range(lanes)], held + rows, CUDA)
-    chosen = tiled(batch, shape.heads // shape.groups, shape.groups, 264)
+    chosen = tiled(batch, shape.heads // shape.groups, shape.groups, 198)
     ready = chosen.to(CUDA)
     q = half(lanes * rows, shape.heads, shape.dim)
 

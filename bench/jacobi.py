@@ -1,8 +1,7 @@
-"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--weights NAME=FILE ...] [--smollm]
+"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--smollm]
 
 DATA is a folder of .py files or a .jsonl[.xz] corpus; prompts are 64 tokens of its held-out documents, 96 more are decoded
-greedily. `--weights` adds models made by other recipes, as `forerun zoo train` stores them. Writes docs/jacobi.json, the tables of
-the page and its picture.
+greedily. Writes docs/jacobi.json and the tables of the page.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from forerun.evaluate.compare import machine, parses
 from forerun.evaluate.prompts import CODE
 from forerun.train.data import Corpus, held_out_corpus
 from forerun.train.objectives import Autoregressive
-from forerun.zoo.storage import read
 
 GIVEN, WRITTEN, MATCHED = 64, 96, 8
 WAYS: dict[str, dict[str, Any]] = {
@@ -150,34 +147,10 @@ def tables(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`python bench/jacobi.py DATA --count {report['count']} --smollm`: {report['machine']}."])
 
 
-def draw(report: dict[str, Any]) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for way, mark in (("jacobi, n = 16", "o"), ("+ recycling", "^")):
-        for found in report["models"]:
-            row = next(r for r in found["rows"] if r["way"] == way)
-            axes.errorbar(found["loss"], row["tokens/forward"], yerr=row["error"], marker=mark, color="C0" if mark == "o" else "C1")
-            if mark == "^":
-                axes.annotate(
-                    found["model"], (found["loss"], row["tokens/forward"]), (4, 4), textcoords="offset points", fontsize=8
-                )
-    axes.set(
-        xlabel="held-out loss, nats per token",
-        ylabel="tokens per forward",
-        title="circles: Jacobi, n = 16; triangles: with recycling",
-    )
-    figure.savefig(DOCS / "jacobi.png", dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data")
     parser.add_argument("--count", type=int, default=32)
-    parser.add_argument("--weights", nargs="*", default=[])
     parser.add_argument("--smollm", action="store_true")
     parser.add_argument("--times", action="store_true", help="measure only the seconds of zoo:consistency anew")
     arguments = parser.parse_args()
@@ -188,10 +161,6 @@ def main() -> None:
         measure(f"zoo:{name}", zoo.load(name, torch.float32, "cpu")[0], corpus, arguments.count, WAYS, timed=name == "consistency")
         for name in ("ar", "consistency")
     ]
-    few = {way: WAYS[way] for way in ("ar", "jacobi, n = 16", "+ recycling")}
-    for one in arguments.weights:
-        name, _, file = one.partition("=")
-        models.append(measure(name, read(Path(file), torch.float32), corpus, arguments.count, few, timed=False))
     report = {"machine": machine(), "count": arguments.count, "models": models, "smollm": smollm() if arguments.smollm else []}
     publish(report)
 
@@ -207,7 +176,6 @@ def retime(corpus: Corpus) -> None:
 
 def publish(report: dict[str, Any]) -> None:
     (DOCS / "jacobi.json").write_text(json.dumps(report, indent=1))
-    draw(report)
     write_tables("jacobi.md", tables(report))
 
 

@@ -8,6 +8,7 @@ from forerun.accept import descend, rejection
 from forerun.core import TAILS
 from forerun.drafters.recycled import KEYS, Pool, path, tails, tree
 from forerun.errors import BadOption, NotAble
+from forerun.evaluate.prompts import CODE
 from forerun.methods.multiblock import Block, advance, said_after
 from forerun.noise import Noise
 from tests.conftest import ARCHITECTURES, PROMPTS, fresh, model
@@ -91,7 +92,7 @@ def test_the_whole_context_can_be_used(how):
 
 def test_a_distilled_model_decodes_several_tokens_per_forward():
     m = forerun.load("zoo:consistency", lanes=4)
-    prompts = ["import os\nimport sys\n\n\ndef main():", "class Stack:\n    def __init__(self):\n        self.items = []\n"]
+    prompts = CODE[1:4]
     how = dict(max_tokens=64, ignore_eos=True)
     plain = m.generate(prompts, **how)
     for options in (dict(method="jacobi"), dict(method="multiblock")):

@@ -58,7 +58,8 @@ def test_rotation(heads, groups, dim, normed):
 
 
 @pytest.mark.parametrize("bias,normed,gated,onto", [(0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1)])
-def test_thin_products(bias, normed, gated, onto):
+@pytest.mark.parametrize("turned", [False, True])
+def test_thin_products(bias, normed, gated, onto, turned):
     x, weight = random(3, 72), random(2 * 40 if gated else 40, 72, seed=1)
     b, w, to = random(40, seed=2) if bias else None, random(72, seed=3) if normed else None, random(3, 40, seed=4) if onto else None
     expected = (torch.nn.functional.rms_norm(x, (72,), w, 1e-5) if normed else x) @ weight.T
@@ -66,8 +67,9 @@ def test_thin_products(bias, normed, gated, onto):
         expected = torch.nn.functional.silu(expected[:, :40]) * expected[:, 40:]
     expected = expected + (b if bias else 0) + (to if onto else 0)
     how = dict(normed=(w, 1e-5) if normed else None, gated=bool(gated))
+    normed_x, blocks = kernels.norm(x, w, 1e-5) if normed else x, kernels.Blocks(16, 32, 2, turned)
     for found in (
-        kernels.thin(x, weight, b, **how, onto=to.clone() if onto else None, shape=(16, 32, 4, 2)),
+        kernels.thin(normed_x, weight, blocks, b, gated=bool(gated), onto=to.clone() if onto else None),
         kernels.product(x, weight.T, b, **how, onto=to),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -127,8 +129,7 @@ rotated = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "queries", "ke
 rotated |= dict(positions=whole, slots=whole, eps="fp32")
 looked = dict(q=half, keys=half, values=half, out=half, shares=single, weights=single, scale="fp32", spans=whole, tiles=whole,
               lane_stride="i32", slot_stride="i32", rows="i32", count="i32")
-thin = dict(x=half, weight=half, bias=half, norm_weight=half, out=half, rows="i32", N="i32", K="i32", eps="fp32")
-flags = dict(BIASED=True, NORMED=True, GATED=False, ADDED=True, ROWS=16)
+thin = dict(x=half, weight=half, bias=half, out=half, rows="i32", N="i32", K="i32")
 JOBS = [
     (k._norm, dict(x=half, weight=half, out=half, size="i32", eps="fp32"), dict(SIZE=4096), dict(num_warps=8)),
     (k._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
@@ -138,16 +139,20 @@ JOBS = [
 for height, splits in ((16, 16), (64, 1)):
     fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLITS=splits, HEIGHT=height, SLOTS=k.SLOTS)
     JOBS.append((k._attention, looked, fixed, dict(num_warps=4, num_stages=3)))
-for kind, (outputs, inputs, warps, stages) in k.SHAPES.items():
-    fixed = flags | dict(GATED=kind == "gated", BN=outputs, BK=inputs)
-    JOBS.append((k._thin, thin, fixed, dict(num_warps=warps, num_stages=stages)))
+for kind, by_rows in k.THIN.items():
+    for rows, b in by_rows.items():
+        fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TURNED=b.turned, ROWS=rows, BN=b.outputs, BK=b.inputs)
+        JOBS.append((k._thin, thin, fixed, dict(num_warps=4, num_stages=b.stages)))
 EVEN = {"K", "N", "size", "lane_stride", "slot_stride"}
 for kernel, types, fixed, options in JOBS:
+    fixed["WHEN"], options["launch_pdl"] = k.AND_THE_NEXT, True
     signature = {name: "constexpr" if name in fixed else types[name] for name in kernel.arg_names}
     aligned = [i for i, name in enumerate(kernel.arg_names) if types.get(name, "").startswith("*") or name in EVEN]
     source = ASTSource(kernel, signature, fixed, {(i,): [["tt.divisibility", 16]] for i in aligned})
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = made.asm["ptx"]
+    reads = min(ptx.find(word) % len(ptx) for word in ("ld.global", "cp.async"))
+    assert ptx.index("griddepcontrol.wait") < reads, "something is read before the last kernel has written it"
     print(kernel.__name__, made.metadata.shared, "cp.async" in ptx, "mma" in ptx, len(made.asm["cubin"]))
 """
 
@@ -158,7 +163,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 9
+    assert len(lines) == 11
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         assert (ahead, matrix) == (("True", "True") if name in ("_attention", "_thin") else ("False", "False"))

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from forerun.noise import Noise, mix, pick, uniform
+from forerun.noise import Noise, mix, pick, pick_by_stretches, uniform
 
 
 def test_the_same_numbers_give_the_same_noise():
@@ -53,6 +54,30 @@ def test_pick_follows_the_law():
     sample = Noise([(mix(1, i), 0) for i in range(20000)])
     share = torch.bincount(sample(law), minlength=3) / 20000
     assert torch.allclose(share.float(), law[0], atol=0.015)
+
+
+@pytest.mark.parametrize("size", [1000, 1009, 6000])  # the second has no divisor
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_stretches_find_the_same_outcomes(size, share):
+    generator = torch.Generator().manual_seed(size)
+    law = torch.rand(400, size, generator=generator) * (torch.rand(400, size, generator=generator) < share)
+    u = torch.rand(400, generator=generator, dtype=torch.float64)
+    law[0], u[1], u[2] = 0, 1e-18, 1 - 2.0**-49
+    found = pick_by_stretches(law, u)
+    assert found.tolist() == pick(law, u).tolist()
+    assert found[0] == -1 and (law[1:].gather(1, found[1:, None]) > 0).all()
+
+
+def test_stretches_never_leave_what_is_possible():
+    """Quantiles at the very borders of stretches, where rounding could go either way."""
+    law = torch.zeros(1, 5041)
+    law[0, 35::71] = 0.1  # the middle of every stretch
+    cumulative = law.cumsum(-1, dtype=torch.float64)[0]
+    borders = (cumulative[35::71] / cumulative[-1]).tolist()
+    for border in borders[:-1]:
+        for u in (border * (1 - 2e-16), border, border * (1 + 2e-16)):
+            outcome = int(pick_by_stretches(law, torch.tensor([u], dtype=torch.float64)))
+            assert law[0, outcome] > 0, u
 
 
 def test_noise_does_not_depend_on_who_shares_the_batch():

@@ -149,7 +149,7 @@ def check_text(text: str) -> None:
 
 def _is_ids(prompt: Any) -> bool:
     is_list = isinstance(prompt, list | tuple) and len(prompt) > 0
-    return is_list and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt)
+    return is_list and all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, prompt)))
 
 
 def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunError:
@@ -169,8 +169,8 @@ def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunE
         return BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
     if not ids and model.family.needs_prompt:
         return BadOption(f"prompt is empty: '{model.name}' (family '{model.family.name}') needs at least one token to go on from.")
-    bad = next((token for token in ids if not 0 <= token < model.vocab), None)
-    if bad is not None:
+    if ids and not (min(ids) >= 0 and max(ids) < model.vocab):
+        bad = next(token for token in ids if not 0 <= token < model.vocab)
         return BadOption(f"prompt has token id {bad}, but the ids of '{model.name}' run from 0 to {model.vocab - 1}.")
     return ids
 

@@ -66,8 +66,7 @@ class Job:
     def _whole_writer(self) -> Writer:
         if self.writer is None:
             self.writer = Writer(self.model.decode)
-            for token in self.seq.output:
-                self.writer.push(token)
+            self.writer.push_all(self.seq.output)
         self.writer.finish()
         return self.writer
 

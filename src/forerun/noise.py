@@ -6,12 +6,18 @@ One uniform number decides one draw (by the inverse of the cumulative law), so n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.transfer import sent
+
 _MASK = (1 << 64) - 1
+LARGE = 4096  # outcomes
 
 
 def mix(*numbers: int) -> int:
@@ -35,10 +41,37 @@ def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
 
     A law without mass (everything forbidden, or logits that are not numbers) has no outcome: -1.
     """
+    if law_BN.device.type != "cpu" and law_BN.shape[-1] >= LARGE:
+        return pick_by_stretches(law_BN, u_B)
     cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64)
     total_B1 = cumulative_BN[:, -1:]
     outcome_B1 = torch.searchsorted(cumulative_BN, u_B.unsqueeze(-1) * total_B1, right=True)
     return torch.where(total_B1 > 0, outcome_B1, -1).squeeze(-1)
+
+
+def pick_by_stretches(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The same over a large vocabulary, for devices that do many things at once: adding up is what takes time, so stretches of
+    outcomes are added up side by side, and the quantile is looked for among them first and then in the one where it lies."""
+    stretch = _stretch(law_BN.shape[-1])
+    law_BCN = F.pad(law_BN, (0, -law_BN.shape[-1] % stretch)).unflatten(-1, (-1, stretch))
+    sum_BC = law_BCN.sum(-1, dtype=torch.float64)
+    cumulative_BC = sum_BC.cumsum(-1)
+    total_B1 = cumulative_BC[:, -1:]
+    level_B1 = u_B.unsqueeze(-1) * total_B1
+    at_B1 = torch.searchsorted(cumulative_BC, level_B1, right=True).clamp_(max=cumulative_BC.shape[1] - 1)
+    own_BN = law_BCN.gather(1, at_B1.unsqueeze(-1).expand(-1, -1, stretch)).squeeze(1).cumsum(-1, dtype=torch.float64)
+    level_B1 = level_B1 - (cumulative_BC - sum_BC).gather(1, at_B1)
+    # Two ways of adding up may differ by a rounding: what is looked for must lie between the first possible outcome and the last.
+    below_end_B1 = torch.nextafter(own_BN[:, -1:], torch.zeros_like(total_B1))
+    outcome_B1 = torch.searchsorted(own_BN, torch.minimum(level_B1.clamp_(min=0), below_end_B1), right=True)
+    return torch.where(total_B1 > 0, torch.add(outcome_B1, at_B1, alpha=stretch), -1).squeeze(-1)
+
+
+@lru_cache
+def _stretch(outcomes: int) -> int:
+    """How long stretches should be: near the root, and a divisor if there is one."""
+    root = math.isqrt(outcomes)
+    return min((n for n in range(root // 4, 4 * root) if outcomes % n == 0), key=lambda n: abs(n - root), default=root)
 
 
 class Noise:
@@ -56,4 +89,4 @@ class Noise:
         size, count, _ = law_BKN.shape
         u = [uniform(key, draw, self.calls + i) for key, draw in self.draws for i in range(count)]
         self.calls += count
-        return pick(law_BKN.flatten(0, 1), torch.tensor(u, dtype=torch.float64, device=law_BKN.device)).view(size, count)
+        return pick(law_BKN.flatten(0, 1), sent(u, torch.float64, law_BKN.device)).view(size, count)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,18 +22,28 @@ class Plan:
     reads: Sequence[np.ndarray]  # for each branch, the rows whose outputs are wanted
     stored: int  # how many leading rows may be remembered
     trusted: int = 0  # leading rows taken from slots if their tokens are the same, whatever they once saw: approximate on purpose
+    causal: int = 0  # leading rows that are known to be plain left-to-right text: to compare them, tokens are enough
 
     @property
     def first_read(self) -> int:
-        return int(min(branch.min() for branch in self.reads if len(branch)))
+        return min(int(branch.min()) if len(branch) > 1 else int(branch[0]) for branch in self.reads if len(branch))
 
 
-def causal_rows(tokens: np.ndarray) -> np.ndarray:
-    """Rows of plain left-to-right text: each sees itself and all before it."""
-    index = np.arange(len(tokens), dtype=np.int32)
-    rows = np.zeros((5, len(tokens)), np.int32)
-    rows[TOKEN], rows[POSITION], rows[HORIZON] = tokens, index, index + 1
+def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
+    """Rows of plain left-to-right text, and of a chain after it: each sees itself and all before it."""
+    length = len(tokens) + len(chain)
+    rows = _causal(1 << length.bit_length())[:, :length].copy()
+    rows[TOKEN, : len(tokens)] = tokens
+    if len(chain):
+        rows[TOKEN, len(tokens) :] = chain
     return rows
+
+
+@lru_cache
+def _causal(length: int) -> np.ndarray:
+    """All of such rows but for their tokens: the same for every text."""
+    index = np.arange(length, dtype=np.int32)
+    return np.stack([0 * index, index, index + 1, 0 * index, 0 * index])
 
 
 def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.parameters import Sampling
+from forerun.transfer import sent
 
 
 class History:
@@ -127,7 +128,7 @@ def laws(logits_RV: Tensor, chains: Sequence[Chain]) -> Tensor:
     row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
     law_RV = warped(logits_RV, row_sampling)
     if any(s.temperature == 0 for s in row_sampling):
-        cold_R = torch.tensor([s.temperature == 0 for s in row_sampling], device=logits_RV.device)
+        cold_R = sent([s.temperature == 0 for s in row_sampling], torch.bool, logits_RV.device)
         law_RV = torch.where(cold_R[:, None], greedy(logits_RV), law_RV)
     return law_RV
 
@@ -143,7 +144,7 @@ def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     """Temperature, top-k, top-p and min-p, each with one value per row. Rows at temperature 0 come out as if at 1."""
 
     def column(values: Sequence[float], dtype: torch.dtype = logits_RV.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits_RV.device)[:, None]
+        return sent(values, dtype, logits_RV.device)[:, None]
 
     # From the largest down, so that dividing by a tiny temperature cannot overflow.
     logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column([s.temperature or 1.0 for s in sampling])

@@ -32,6 +32,15 @@ class Writer:
         if not whole[len(self._before) :].endswith(HALF):
             self._write_up_to(len(self._window), whole)
 
+    def push_all(self, tokens: list[int]) -> None:
+        """All tokens of a text that nobody watches, which is much faster than one after the other."""
+        whole = self.decode(tokens)
+        if whole.endswith(HALF):  # which of it is written depends on how long it waited for its other half
+            for token in tokens:
+                self.push(token)
+        else:
+            self._write(whole)
+
     def _write_up_to(self, count: int, said: str) -> None:
         self._write(said[len(self._before) :])
         self._written, self._before = count, said

@@ -6,6 +6,9 @@ keys are read once per tile and never copied. A tile looks at slots [0, near) an
 ever stored. What a tile looks at is cut into `splits` shares that run side by side, so that one row over a long text fills the
 device too.
 
+Up to FEW rows the time of a kernel is mostly its beginning and its end. There every kernel lets the next one begin at once (on GPUs
+that can), which then waits for it before it reads anything: programmatic dependent launch.
+
 T rows, H heads, G key heads (H/G query heads each), D head size, E hidden size, I inner size, N tiles. All kernels run under
 Triton's interpreter on a CPU as well, which is how the tests check them where there is no GPU.
 """
@@ -13,21 +16,45 @@ Triton's interpreter on a CPU as well, which is how the tests check them where t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Tiles
 
 SLOTS = 64  # slots that attention takes at a time
 LOG2_E = 1.4426950408889634
+FEW = 16  # rows
+
+NOT_EARLY, EARLY, AND_THE_NEXT = 0, 1, 2  # how a kernel is launched: after the last one, beside it, and so that the next one is too
+
+
+def early(x: Tensor, rows: int) -> dict[str, Any]:
+    """How to launch a kernel for so many rows. With many, those that wait would only be in the way of those that work."""
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (9, 0):
+        return dict(WHEN=NOT_EARLY)
+    return dict(WHEN=AND_THE_NEXT if rows <= FEW else EARLY, launch_pdl=True)
 
 
 @triton.jit
-def _norm(x, weight, out, size, eps, SIZE: tl.constexpr):
+def _wait(WHEN: tl.constexpr):
+    """Let the next kernel begin, if that is wished; go on when the last one has finished."""
+    if WHEN == 2:
+        gdc_launch_dependents()
+    if WHEN > 0:
+        gdc_wait()
+
+
+@triton.jit
+def _norm(x, weight, out, size, eps, SIZE: tl.constexpr, WHEN: tl.constexpr):
     """out = x / rms(x) * weight, one row per program."""
+    _wait(WHEN)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, SIZE)
     there = at < size
@@ -39,12 +66,14 @@ def _norm(x, weight, out, size, eps, SIZE: tl.constexpr):
 def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     out_TE = torch.empty_like(x_TE)
     size = x_TE.shape[-1]
-    _norm[(x_TE.numel() // size,)](x_TE, weight_E, out_TE, size, eps, SIZE=_power(size), num_warps=8 if size > 1024 else 4)
+    rows, warps = x_TE.numel() // size, 8 if size > 1024 else 4
+    _norm[(rows,)](x_TE, weight_E, out_TE, size, eps, SIZE=_power(size), num_warps=warps, **early(x_TE, rows))
     return out_TE
 
 
 @triton.jit
-def _swiglu(gate_up, out, size, BLOCK: tl.constexpr):
+def _swiglu(gate_up, out, size, BLOCK: tl.constexpr, WHEN: tl.constexpr):
+    _wait(WHEN)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < size
@@ -57,7 +86,7 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
     """silu(gate) * up of [gate, up]."""
     rows, both = gate_up_T2I.shape
     out_TI = gate_up_T2I.new_empty(rows, both // 2)
-    _swiglu[(rows, triton.cdiv(both // 2, 1024))](gate_up_T2I, out_TI, both // 2, BLOCK=1024)
+    _swiglu[(rows, triton.cdiv(both // 2, 1024))](gate_up_T2I, out_TI, both // 2, BLOCK=1024, **early(out_TI, rows))
     return out_TI
 
 
@@ -65,8 +94,10 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
 def _rotate(
     qkv, q_norm, k_norm, cos, sin, positions, slots, queries, keys, values, eps,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, NORMED: tl.constexpr, AT_ONCE: tl.constexpr, DIM: tl.constexpr,
+    WHEN: tl.constexpr,
 ):  # fmt: skip
     """Queries are turned; keys, turned too, and values go to their slots."""
+    _wait(WHEN)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)[:, None]
     d = tl.arange(0, DIM)[None, :]
@@ -114,7 +145,7 @@ def rotate_and_keep(
     at_once = 4
     _rotate[(len(qkv_TN), triton.cdiv(heads + 2 * groups, at_once))](
         qkv_TN, q_norm, k_norm, cos_CD, sin_CD, positions_T, slots_T, q_THD, keys, values, eps,
-        H=heads, G=groups, D=dim, NORMED=norms is not None, AT_ONCE=at_once, DIM=_power(dim),
+        H=heads, G=groups, D=dim, NORMED=norms is not None, AT_ONCE=at_once, DIM=_power(dim), **early(q_THD, len(qkv_TN)),
     )  # fmt: skip
     return q_THD
 
@@ -123,9 +154,10 @@ def rotate_and_keep(
 def _attention(
     q, keys, values, lane_stride, slot_stride, spans, rows, tiles, count, out, shares, weights, scale,
     G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, WHEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, the heads of one key head, one share of the slots that the tile looks at."""
+    _wait(WHEN)
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, size = tl.load(tiles + tile), tl.load(tiles + count + tile)
     lane, near = tl.load(tiles + 2 * count + tile), tl.load(tiles + 3 * count + tile)
@@ -172,8 +204,9 @@ def _attention(
 
 
 @triton.jit
-def _join(shares, weights, out, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+def _join(shares, weights, out, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, WHEN: tl.constexpr):
     """Put the shares of one row's head together."""
+    _wait(WHEN)
     entry = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
     weight = tl.load(weights + entry * SPLITS + split)
@@ -198,43 +231,40 @@ def attention(layer: int, q_THD: Tensor, tiles: Tiles, slots: Slots, scale: floa
         q_THD, keys, values, keys.stride(0), keys.stride(1), tiles.spans, rows, tiles.numbers, count,
         out_TE, shares, weights, scale * LOG2_E,
         G=groups, FOLD=heads // groups, D=dim, DIM=max(16, _power(dim)), SPLITS=tiles.splits, HEIGHT=height, SLOTS=SLOTS,
-        num_warps=4 if height <= 64 else 8, num_stages=3 if height <= 64 else 2,
+        num_warps=4 if height <= 64 else 8, num_stages=3 if height <= 64 else 2, **early(out_TE, rows),
     )  # fmt: skip
     if tiles.splits > 1:
-        _join[(rows * heads,)](shares, weights, out_TE, D=dim, DIM=_power(dim), SPLITS=tiles.splits, num_warps=2)
+        _join[(rows * heads,)](
+            shares, weights, out_TE, D=dim, DIM=_power(dim), SPLITS=tiles.splits, num_warps=2, **early(out_TE, rows)
+        )
     return out_TE
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _thin(
-    x, weight, bias, norm_weight, out, rows, N, K, eps,
-    BIASED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
-    ROWS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, weight, bias, out, rows, N, K,
+    BIASED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, TURNED: tl.constexpr,
+    ROWS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WHEN: tl.constexpr,
 ):  # fmt: skip
-    """A few rows times a matrix [N, K] (GATED: [2N, K]), every part of which is read by one program, once."""
+    """A few rows times a matrix [N, K] (GATED: [2N, K]), every part of which is read by one program, once. TURNED computes the
+    product the other way round, with the matrix on the side of which matrix units take more at a time."""
+    _wait(WHEN)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m, k = tl.arange(0, ROWS), tl.arange(0, BK)
     there = (m < rows)[:, None]
-    total = tl.zeros([ROWS, BN], tl.float32)
-    total_up = tl.zeros([ROWS, BN], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([BN, ROWS] if TURNED else [ROWS, BN], tl.float32)
+    total_up = tl.zeros([BN, ROWS] if TURNED else [ROWS, BN], tl.float32)
     inside = (n < N)[:, None]
     for at in range(0, K, BK):
         left = at + k < K
         piece = tl.load(x + m[:, None] * K + at + k[None, :], there & left[None, :], 0)
         matrix = tl.load(weight + n[:, None].to(tl.int64) * K + at + k[None, :], inside & left[None, :], 0)
-        if NORMED:
-            numbers = piece.to(tl.float32)
-            squares += tl.sum(numbers * numbers, 1)
-            piece = (numbers * tl.load(norm_weight + at + k, left, 0).to(tl.float32)[None, :]).to(piece.dtype)
-        total = tl.dot(piece, tl.trans(matrix), total, input_precision="ieee")
+        total = _plus_product(total, piece, matrix, TURNED)
         if GATED:
             matrix = tl.load(weight + (n + N)[:, None].to(tl.int64) * K + at + k[None, :], inside & left[None, :], 0)
-            total_up = tl.dot(piece, tl.trans(matrix), total_up, input_precision="ieee")
-    if NORMED:
-        scale = tl.rsqrt(squares / K + eps)[:, None]
-        total *= scale
-        total_up *= scale
+            total_up = _plus_product(total_up, piece, matrix, TURNED)
+    if TURNED:
+        total, total_up = tl.trans(total), tl.trans(total_up)
     if BIASED:
         total += tl.load(bias + n, n < N, 0).to(tl.float32)[None, :]
     if GATED:
@@ -245,10 +275,39 @@ def _thin(
     tl.store(place, total, kept)
 
 
-THIN = 16  # rows that a product of ours takes, which is the least that matrix units do at once
-# Outputs, inputs, warps and stages of `_thin`. `bench/gpu_kernels.py --tune` finds better ones; these come from counting alone.
-SHAPES = {"plain": (16, 256, 4, 4), "gated": (16, 128, 4, 4), "wide": (32, 128, 4, 5)}
+@triton.jit
+def _plus_product(total, piece, matrix, TURNED: tl.constexpr):
+    if TURNED:
+        total = tl.dot(matrix, tl.trans(piece), total, input_precision="ieee")
+    else:
+        total = tl.dot(piece, tl.trans(matrix), total, input_precision="ieee")
+    return total
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How `_thin` goes over a matrix."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    turned: bool
+
+
+# Products that we do faster than the library on an H200, and for up to how many rows (`bench/gpu_kernels.py --tune`).
+THIN = {
+    "gated": {16: Blocks(32, 128, 4, False), 32: Blocks(64, 64, 3, True), 64: Blocks(64, 64, 3, False)},
+    "square": {16: Blocks(64, 256, 4, True)},
+    "wide": {16: Blocks(64, 128, 4, True)},
+}
 WIDE = 65536  # outputs
+
+
+def blocks_for(rows: int, outputs: int, inputs: int, gated: bool, onto: bool) -> Blocks | None:
+    """How to do a product ourselves; None where the library is faster."""
+    square = onto and inputs <= 2 * outputs
+    kind = "gated" if gated else "wide" if outputs > WIDE else "square" if square else ""
+    return next((blocks for most, blocks in THIN.get(kind, {}).items() if rows <= most), None)
 
 
 def product(
@@ -262,13 +321,13 @@ def product(
 ) -> Tensor:
     """norm(x) @ weight + bias. `normed` is the norm's weight and epsilon; `gated` makes a SwiGLU of an output that is [gate, up];
     `onto` is what the result is added to, in place."""
-    half = x_TK.dtype in (torch.bfloat16, torch.float16)
-    if normed is not None and x_TK.dtype == torch.float16:  # numbers that are not normed yet may be too large for it
-        x_TK, normed = norm(x_TK, *normed), None
-    if len(x_TK) <= THIN and half and weight_KN.stride(0) == 1 and not (gated and bias_N is not None):
-        return thin(x_TK, weight_KN.t(), bias_N, normed=normed, gated=gated, onto=onto)
     if normed is not None:
         x_TK = norm(x_TK, *normed)
+    inputs, outputs = weight_KN.shape
+    blocks = blocks_for(len(x_TK), outputs, inputs, gated, onto is not None)
+    half = x_TK.dtype in (torch.bfloat16, torch.float16)
+    if blocks is not None and half and weight_KN.stride(0) == 1 and not (gated and bias_N is not None):
+        return thin(x_TK, weight_KN.t(), blocks, bias_N, gated=gated, onto=onto)
     if onto is not None:
         onto = onto.addmm_(x_TK, weight_KN)
         return onto if bias_N is None else onto.add_(bias_N)
@@ -279,23 +338,20 @@ def product(
 def thin(
     x_TK: Tensor,
     weight_NK: Tensor,
+    blocks: Blocks,
     bias_N: Tensor | None = None,
     *,
-    normed: tuple[Tensor, float] | None = None,
     gated: bool = False,
     onto: Tensor | None = None,
-    shape: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """`product` for at most THIN rows, in one launch, with the matrix as [N, K]."""
+    """A product of few rows in one launch, with the matrix as [N, K]."""
     rows, size = x_TK.shape
     outputs = len(weight_NK) // 2 if gated else len(weight_NK)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
-    norm_weight, eps = normed or (x_TK, 0.0)
-    block_n, block_k, warps, stages = shape or SHAPES["gated" if gated else "wide" if outputs > WIDE else "plain"]
-    _thin[(triton.cdiv(outputs, block_n),)](
-        x_TK, weight_NK, x_TK if bias_N is None else bias_N, norm_weight, out, rows, outputs, size, eps,
-        BIASED=bias_N is not None, NORMED=normed is not None, GATED=gated, ADDED=onto is not None,
-        ROWS=THIN, BN=block_n, BK=block_k, num_warps=warps, num_stages=stages,
+    _thin[(triton.cdiv(outputs, blocks.outputs),)](
+        x_TK, weight_NK, x_TK if bias_N is None else bias_N, out, rows, outputs, size,
+        BIASED=bias_N is not None, GATED=gated, ADDED=onto is not None, TURNED=blocks.turned,
+        ROWS=max(16, _power(rows)), BN=blocks.outputs, BK=blocks.inputs, num_warps=4, num_stages=blocks.stages, **early(out, rows),
     )  # fmt: skip
     return out
 

@@ -39,7 +39,7 @@ class TranslatedBackbone:
     def forward(self, batch: Batch, slots: Any) -> Tensor:
         theirs = copy.copy(batch)
         theirs.tokens_T = self.into[batch.tokens_T]
-        theirs.segments = [replace(s, plan=self._plan(s.plan)) for s in batch.segments]
+        theirs.segments = [s._replace(plan=self._plan(s.plan)) for s in batch.segments]
         logits_RV = self.backbone.forward(theirs, slots)[:, self.into[:-1]]
         return logits_RV.masked_fill(self.theirs_V < 0, -torch.inf)
 

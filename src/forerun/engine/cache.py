@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import NoRoom
-from forerun.rows import Plan, reusable
+from forerun.rows import TOKEN, Plan, reusable
 
 FOR_SLOTS = 0.9  # of the memory that is free once the weights are loaded; the rest is for the forward's own work
 
@@ -22,7 +22,7 @@ class Memo:
 
     def __init__(self, context: int):
         self._rows = np.zeros((5, context), np.int32)
-        self._held = 0
+        self._held = self._causal = 0  # rows that are held, and how many of them, from the first on, are plain text
 
     @property
     def held(self) -> np.ndarray:
@@ -30,15 +30,21 @@ class Memo:
 
     def start(self, plan: Plan) -> int:
         """The first row of the plan that must run."""
+        most = min(self._held, plan.stored, plan.first_read)
+        if not plan.trusted and most <= min(self._causal, plan.causal) and self._has_tokens(plan.rows[TOKEN, :most]):
+            return most  # plain text on both sides, as in most forwards: the other four integers need not be looked at
         return reusable(self.held, plan)
+
+    def _has_tokens(self, tokens: np.ndarray) -> bool:
+        return self._rows[TOKEN, : len(tokens)].tobytes() == tokens.tobytes()
 
     def ran(self, plan: Plan, start: int) -> None:
         """The plan's rows from `start` on were written."""
         self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
-        self._held = plan.stored
+        self._held, self._causal = plan.stored, min(plan.causal, plan.stored)
 
     def forget(self) -> None:
-        self._held = 0
+        self._held = self._causal = 0
 
     def common_prefix(self, tokens: np.ndarray) -> int:
         """How many leading tokens of a new text are in these slots already: the lane to put it in has the most."""

@@ -108,29 +108,34 @@ class Runner:
         wide = self.captures and backbone.dtype == torch.float32 and backbone.head_dim >= 64
         self._tile_rows = 16 if wide else TILE_ROWS  # larger ones in float32 would not fit into registers
         on_gpu = self.captures and device.type == "cuda"
-        self._programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 16
+        # More programs would finish sooner each, but what they bring must be joined, too: this is about where it balances.
+        self._programs = 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2 if on_gpu else 16
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     @torch.inference_mode()  # fixed memory must not be a part of anybody's graph of gradients
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, began: Callable[[], None] = lambda: None) -> Tensor:
+        """Logits of the rows that are read. `began` is called when the device is about to be set to work."""
         if self.captures:
             try:
-                return self._captured(batch)
+                return self._captured(batch, began)
             except Exception as error:  # whatever stands in the way, the plain code can do it
                 self.captures, batch.tiles = False, None
                 self.captured.clear()
                 warnings.warn(f"forwards of this model are not captured as graphs, which makes it slower: {error}", stacklevel=2)
+        began()
         return self.backbone.forward(batch, self.slots)
 
-    def _captured(self, batch: Batch) -> Tensor:
+    def _captured(self, batch: Batch, began: Callable[[], None]) -> Tensor:
         tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs, self._tile_rows)
         size = Size.of(batch, tiles)
         if size is None:
             batch.tiles = tiles.to(batch.device)
+            began()
             return self.backbone.forward(batch, self.slots)
         if size in self.captured:
             self.captured.move_to_end(size)
-            return self.captured[size].replay(batch, tiles)
+            return self.captured[size].replay(batch, tiles, began)
+        began()
         if size in self._met:
             return self._capture(size, batch, tiles)
         self._met.add(size)  # a prompt's size may never come again
@@ -166,8 +171,9 @@ class Captured:
 
         self._run: Callable[[], Tensor] = on_cuda(run, pool) if backbone.device.type == "cuda" else run
 
-    def replay(self, batch: Batch, tiles: Tiles) -> Tensor:
+    def replay(self, batch: Batch, tiles: Tiles, began: Callable[[], None] = lambda: None) -> Tensor:
         self.fixed.fill(batch, tiles)
+        began()
         return self._run()[: len(batch.reads)].clone()  # the next replay writes over it
 
 

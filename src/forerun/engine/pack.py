@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
+from forerun.transfer import sent
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """The rows of one plan that must run: rows `start` and on, packed at [offset, offset + rows)."""
 
     lane: int
@@ -47,14 +48,15 @@ class Batch:
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         self.device = device
-        self.segments: list[Segment] = []
-        offset = 0
-        for lane, plan, start in work:
-            self.segments.append(Segment(lane, plan, start, offset))
-            offset += self.segments[-1].rows
-        self.rows_5T = _joined([s.run() for s in self.segments])
-        self.slots = _joined([np.arange(s.start, s.end) + s.lane * context for s in self.segments])
-        self.reads = _joined([branch + (s.offset - s.start) for s in self.segments for branch in s.plan.reads])
+        lanes, plans, starts = zip(*work)
+        sizes = [plan.rows.shape[1] - start for plan, start in zip(plans, starts)]
+        offsets = [0, *accumulate(sizes)][:-1]
+        self.segments = [Segment(*one) for one in zip(lanes, plans, starts, offsets)]
+        self.rows_5T = _joined([plan.rows[:, start:] for plan, start in zip(plans, starts)])
+        shift = np.array(starts) - offsets  # from where a row is packed to its place in its own plan
+        self.slots = np.arange(sum(sizes)) + (shift + np.array(lanes) * context).repeat(sizes)
+        self.reads = _joined([branch for plan in plans for branch in plan.reads])
+        self.reads = self.reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
         self._sights: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, Padded] = {}
 
@@ -143,6 +145,7 @@ class Padded:
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
 SHARES = (32, 16, 8, 4, 2, 1)  # into how many shares what a tile looks at may be cut
 LEAST_SHARE = 64  # slots
+NOWHERE = np.int32(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True)
@@ -163,23 +166,24 @@ class Tiles:
 def tiled(batch: Batch, fold: int, groups: int, programs: int, most_rows: int = TILE_ROWS) -> Tiles:
     """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
     programs at a time."""
-    longest = max(s.rows for s in batch.segments)
-    height = min(1 << (longest - 1).bit_length(), max(1, most_rows // fold))
-    if longest <= height:
-        first = np.array([s.offset for s in batch.segments])
-        lane = np.array([s.lane for s in batch.segments])
-    else:
-        first = _joined([np.arange(s.offset, s.offset + s.rows, height) for s in batch.segments])
-        lane = np.repeat([s.lane for s in batch.segments], [-(-s.rows // height) for s in batch.segments])
+    rows = [s.rows for s in batch.segments]
+    height = min(1 << (max(rows) - 1).bit_length(), max(1, most_rows // fold))
+    first, lane = np.array([s.offset for s in batch.segments]), np.array([s.lane for s in batch.segments])
+    if max(rows) > height:  # some segments are several tiles
+        tiles = -(-np.array(rows) // height)
+        within = np.arange(tiles.sum()) - (tiles.cumsum() - tiles).repeat(tiles)
+        first, lane = first.repeat(tiles) + height * within, lane.repeat(tiles)
     _, _, horizon, lo, hi = batch.rows_5T
-    near = np.maximum.reduceat(horizon, first)
-    far = np.maximum(np.maximum.reduceat(hi, first), near)
-    lo_seen = np.where(hi > lo, lo, np.iinfo(lo.dtype).max)  # an empty interval reaches nowhere
-    lo_tile = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
-    size = np.diff(first, append=batch.rows_5T.shape[1])
-    shares = min(programs // (len(first) * groups), int((near + far - lo_tile).max()) // LEAST_SHARE)
+    numbers = np.empty((6, len(first)), np.int64)
+    numbers[0], numbers[2] = first, lane
+    numbers[1, :-1], numbers[1, -1] = first[1:] - first[:-1], len(horizon) - first[-1]
+    near = numbers[3] = np.maximum.reduceat(horizon, first)
+    far = numbers[5] = np.maximum(np.maximum.reduceat(hi, first), near)
+    lo_seen = np.where(hi > lo, lo, NOWHERE)  # an empty interval reaches nowhere
+    numbers[4] = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
+    shares = min(programs // (len(first) * groups), int((near + far - numbers[4]).max()) // LEAST_SHARE)
     splits = next((n for n in SHARES if n <= shares), 1)
-    return Tiles(np.stack([first, size, lane, near, lo_tile, far]), batch.rows_5T[HORIZON:], height, splits)
+    return Tiles(numbers, batch.rows_5T[HORIZON:], height, splits)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -193,7 +197,7 @@ def stack(values: Sequence[Any], device: torch.device) -> Tensor | None:
         return None
     if not isinstance(first, Tensor):
         longest = max(len(v) for v in values)
-        return torch.tensor([[*v, *[-1] * (longest - len(v))] for v in values], dtype=torch.long, device=device)
+        return sent([[*v, *[-1] * (longest - len(v))] for v in values], torch.long, device)
     values = [v.to(device) for v in values]
     if len(values) == 1:
         return values[0][None]

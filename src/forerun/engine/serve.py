@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,7 +102,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Branch:
-    """Rows that are read together: each knows so many tokens of a chain. Without positions they are of the blanks after those."""
+    """Rows that are read together: each knows so many tokens of a chain. Without positions they are of the blanks after those, and
+    every row knows one token more than the one before it."""
 
     chain: Sequence[int]
     prefixes: Sequence[int]
@@ -168,9 +170,10 @@ class Questions:
     def _ask(self, seq: Canvas, plan: Plan, branches: Sequence[Branch], plain: bool = False) -> Ask:
         chains, positions = [], []
         for branch in branches:
-            at = branch.positions
+            at: Any = branch.positions
             if at is None:  # the blanks right after what each row knows
-                at = [int(seq.blanks[seq.filled + n]) for n in branch.prefixes if seq.filled + n < len(seq.blanks)]
+                first = seq.filled + branch.prefixes[0] if len(branch.prefixes) else 0
+                at = seq.blanks[first : first + len(branch.prefixes)]
             ordinals = None if branch.positions is None or not len(at) else np.searchsorted(seq.blanks, at).tolist()
             chains.append(Chain(seq.history, branch.chain, branch.prefixes, ordinals))
             positions.append(at)
@@ -199,19 +202,37 @@ class Ticket:
 
 @dataclass
 class Clock:
-    """Where the engine's time went, in seconds. A device that works on its own is waited for after each forward only where `waits`
-    says so; else its time is counted where its numbers are first needed, which is in the rules."""
+    """Where the engine's time went, in seconds. A GPU works on its own, while the engine already asks for the next thing: `asks` it
+    for the times at which forwards and rules really began and ended there, which `settle` adds up."""
 
-    waits: bool = False
+    asks: bool = False
     forward: float = 0.0
     rules: float = 0.0
     total: float = 0.0
     forwards: int = 0
+    _marks: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def outside_share(self) -> float:
         """The share of all time that was not spent inside a backbone's forward."""
         return 1 - self.forward / self.total if self.total else 0.0
+
+    def mark(self, name: str, device: torch.device) -> None:
+        """What the GPU does from the last mark to here is called so."""
+        if self.asks and device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((name, event))
+
+    def settle(self) -> None:
+        """Put the GPU's own times in place of the host's."""
+        if self._marks:
+            self._marks[-1][1].synchronize()
+            taken = {"forward": 0.0, "rules": 0.0, "host": 0.0}
+            for (_, begin), (name, end) in pairwise(self._marks):
+                taken[name] += begin.elapsed_time(end) / 1e3
+            self.forward, self.rules = taken["forward"], taken["rules"]
+            self._marks.clear()
 
 
 class Engine:
@@ -368,7 +389,9 @@ class Engine:
         device = next((d for d in devices if d.type != "cpu"), devices[0])
         sample = self._sample([(w.seq.noise_key, w.seq.draws) for w in wants])
         columns = wants[0].rule(*(stack(column, device) for column in zip(*(w.args for w in wants))), sample)
-        return torch.stack(columns, -1)
+        outcome = torch.stack(columns, -1)
+        self.clock.mark("rules", device)
+        return outcome
 
     def _forward(self, tickets: list[Ticket]) -> list[Any]:
         """Run one model once for all who ask it, and turn what they read into laws."""
@@ -389,9 +412,8 @@ class Engine:
 
     def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
         began = time.perf_counter()
-        logits_RV = host.runner.forward(batch)
-        if self.clock.waits and logits_RV.is_cuda:
-            torch.cuda.synchronize()
+        logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
+        self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += 1
         host.work.add(batch)

@@ -89,6 +89,23 @@ def _timed(run: Callable[[], Any], device: torch.device, turns: int) -> float:
     return statistics.median(seconds)
 
 
+def _queued(run: Callable[[], Any], turns: int) -> float:
+    """Median seconds of a GPU that always has the next run waiting: what the host does meanwhile is not in it."""
+    for _ in range(3):  # the first ones are captured
+        run()
+    seconds = []
+    for _ in range(turns):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        run()  # behind which the others queue up
+        begin.record()
+        for _ in range(8):
+            run()
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 8e3)
+    return statistics.median(seconds)
+
+
 def bandwidth(device: torch.device) -> float:
     """Bytes per second that a copy moves, read and written."""
     size = 1 << (30 if device.type == "cuda" else 27)
@@ -157,7 +174,8 @@ def forwards(
 
 def timed_cell(model: Model, batch: Batch, sizes: tuple[int, int, int], machine: dict[str, float], turns: int = 5) -> Cell:
     """One forward, timed: of batch, context and tokens per sequence."""
-    seconds = _timed(partial(model.host.runner.forward, batch), batch.device, turns)
+    run = partial(model.host.runner.forward, batch)
+    seconds = _queued(run, turns) if batch.device.type == "cuda" else _timed(run, batch.device, turns)
     return Cell(*sizes, seconds, floor_of(model.backbone, batch, machine))
 
 
@@ -211,7 +229,7 @@ def decoding(
     found: list[list[Split]] = [[] for _ in methods]
     for turn in range(turns + 1):
         for i, (name, options) in enumerate(methods):
-            model.engine.clock = Clock(waits=True)
+            model.engine.clock = Clock(asks=True)
             began = time.perf_counter()
             results = [
                 r
@@ -219,6 +237,7 @@ def decoding(
                 for r in model.generate(list(prompts[first : first + batch]), method=name, **options, **how)
             ]
             wall, clock = time.perf_counter() - began, model.engine.clock
+            clock.settle()
             for result in results:
                 if result.error is not None:
                     raise result.error

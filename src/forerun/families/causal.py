@@ -37,7 +37,9 @@ class Causal(Family):
         plan = cls._with_tails(text, chains[0], [(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
         reads = [first, *(np.concatenate([first[:1], own]) for own in others)]
-        return Plan(plan.rows, [own[-1:] for own in reads] if last_only else reads, plan.stored)
+        if last_only:
+            reads = [own[-1:] for own in reads]
+        return Plan(plan.rows, reads, plan.stored, causal=plan.causal)
 
     def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
         return self._with_tails(seq.text, chain, tails)
@@ -45,11 +47,10 @@ class Causal(Family):
     @staticmethod
     def _with_tails(text: np.ndarray, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
         """A chain after the text and tails that leave it: each sees the text, the chain up to there, and itself."""
-        n = len(text)
-        main = np.concatenate([text, np.asarray(chain, np.int32)])
-        parts, start, reads = [causal_rows(main)], len(main), [np.arange(n - 1, len(main))]
+        n, stored = len(text), len(text) + len(chain)
+        parts, start, reads = [causal_rows(text, chain)], stored, [np.arange(n - 1, stored)]
         for depart, tokens in tails:
             parts.append(tail_rows(np.asarray(tokens, np.int32), n + depart, start))
             reads.append(np.arange(start, start + len(tokens)))
             start += len(tokens)
-        return Plan(np.concatenate(parts, 1) if tails else parts[0], reads, stored=len(main))
+        return Plan(np.concatenate(parts, 1) if tails else parts[0], reads, stored, causal=stored)
