@@ -1,11 +1,12 @@
 """Ablations of consistency distillation (Tables 4 and 5 at this scale):
 
     python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...]
+    python bench/consistency.py DATA --out FOLDER --start smollm --lora 8 --batch 32 --rate 3e-4 --texts 2048 --only base
     python bench/consistency.py --publish FILE [FILE ...]           (docs/consistency.md by such results)
 
 The first recipe is that of zoo:consistency; every other differs from it in what its name says. DATA is a folder of .py files or
 a .jsonl[.xz] corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each
-recipe, hours on a CPU.
+recipe, hours on a CPU. With `--start`, another model than zoo:ar is distilled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jacobi import GIVEN, MATCHED, decode, per_forward, quality
 from page import DOCS, write_tables
 
@@ -27,9 +27,10 @@ import forerun
 from forerun import zoo
 from forerun.evaluate.compare import machine, surprises
 from forerun.train.data import Corpus, tokenise
-from forerun.train.loop import train, validate
+from forerun.train.loop import new_network, train, validate
 from forerun.train.objectives import make
 from forerun.train.recipe import Recipe, read
+from forerun.train.run import tokenizer_of
 from forerun.zoo.storage import write
 
 BASE = read(zoo.recipe("consistency"))
@@ -52,14 +53,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 PROMPTS = 64
 
 
-def recipe_of(name: str, steps: int, seed: int) -> Recipe:
-    return replace(BASE, options=BASE.options | RECIPES[name], steps=steps, validate_every=steps, save_every=10**6, seed=seed)
-
-
-def made(name: str, steps: int, seed: int, corpus: Corpus, out: Path) -> Any:
+def made(name: str, recipe: Recipe, corpus: Corpus, out: Path) -> Any:
     """A network trained by one recipe. Recipes with the same blocks and first guesses share their trajectories."""
-    recipe = recipe_of(name, steps, seed)
-    folder, options = out / f"{name.replace(' ', '-')}.{seed}", recipe.options
+    seed, options = recipe.seed, recipe.options
+    folder = out / f"{name.replace(' ', '-')}.{seed}"
     shared = out / f"trajectories.{options['start']}.{options['block']}.{seed}"
     shared.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,15 +64,16 @@ def made(name: str, steps: int, seed: int, corpus: Corpus, out: Path) -> Any:
         (folder / "trajectories").symlink_to(shared.resolve())
     network = train(recipe, corpus, folder)
     (folder / "checkpoint.pt").unlink()  # what matters is kept below, in a tenth of the space
-    write(folder / "weights.safetensors", network)
+    if recipe.start == BASE.start:
+        write(folder / "weights.safetensors", network)
     return network
 
 
-def measured(network: Any, corpus: Corpus, judge: forerun.Model, start: str) -> dict[str, Any]:
+def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe) -> dict[str, Any]:
     """What a network decodes greedily after held-out prompts: how fast, how likely to the model it was made from, how varied."""
-    device = next(network.parameters()).device
-    loss = validate(network.eval(), make("ar", {}), corpus, recipe_of("base", 1, 0), device)
-    model = forerun.from_network(network.float(), zoo.tokenizer(), name="distilled", lanes=PROMPTS, max_context=256)
+    device, start = next(network.parameters()).device, recipe.options["start"]
+    loss = validate(network.eval(), make("ar", {}), corpus, recipe, device)
+    model = forerun.from_network(network.float(), tokenizer_of(recipe), name="distilled", lanes=PROMPTS, max_context=256)
     windows = corpus.held_out(PROMPTS, GIVEN + MATCHED).tolist()
     prompts = [window[:GIVEN] for window in windows]
     found: dict[str, Any] = {"loss": loss}
@@ -150,6 +148,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--start", default=BASE.start, help="the model to distil")
+    parser.add_argument("--lora", type=int, default=0, help="train adapters of this rank")
+    parser.add_argument("--batch", type=int, default=BASE.batch)
+    parser.add_argument("--rate", type=float, default=BASE.learning_rate)
+    parser.add_argument("--texts", type=int, default=BASE.options["sequences"], help="that the model writes before training")
     parser.add_argument("--only", nargs="*", default=list(RECIPES), choices=list(RECIPES))
     arguments = parser.parse_args()
     if arguments.publish:
@@ -157,32 +160,29 @@ def main() -> None:
     if not arguments.data:
         parser.error("DATA is missing")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    corpus = tokenise(arguments.data, zoo.tokenizer(), arguments.out / "tokens.npz")
-    judge, results = forerun.load("zoo:ar"), arguments.out / "results.json"
+    base = replace(
+        BASE, start=arguments.start, steps=arguments.steps, batch=arguments.batch, learning_rate=arguments.rate,
+        lora=arguments.lora, options=BASE.options | {"sequences": arguments.texts},
+        validate_every=max(1, arguments.steps // 5), save_every=10**6,
+    )  # fmt: skip
+    corpus = tokenise(arguments.data, tokenizer_of(base), arguments.out / "tokens.npz")
+    judge, results = forerun.load(arguments.start), arguments.out / "results.json"
     rows = json.loads(results.read_text()) if results.exists() else []
-    if not any(row["recipe"] == "zoo:ar" for row in rows):
-        network = zoo.load("ar", torch.float32, judge.backbone.device)[0]
-        rows.append({"recipe": "zoo:ar", "seed": 0, "steps": 0, "machine": machine(), **measured(network, corpus, judge, "random")})
+
+    def keep(name: str, recipe: Recipe, steps: int, seconds: float, network: Any) -> None:
+        found = measured(network, corpus, judge, recipe)
+        rows.append(dict(recipe=name, seed=recipe.seed, steps=steps, machine=machine(), seconds=seconds, **found))
+        results.write_text(json.dumps(rows, indent=1))
         print(rows[-1], flush=True)
+
+    if not any(row["recipe"] == arguments.start for row in rows):
+        keep(arguments.start, base, 0, 0.0, new_network(base).to(judge.backbone.device))
     for seed in range(arguments.seeds):
         for name in arguments.only:
-            if any((row["recipe"], row["seed"]) == (name, seed) for row in rows):
-                continue
-            began = time.perf_counter()
-            network = made(name, arguments.steps, seed, corpus, arguments.out)
-            found = measured(network, corpus, judge, (BASE.options | RECIPES[name])["start"])
-            rows.append(
-                {
-                    "recipe": name,
-                    "seed": seed,
-                    "steps": arguments.steps,
-                    "machine": machine(),
-                    "seconds": time.perf_counter() - began,
-                    **found,
-                }
-            )
-            results.write_text(json.dumps(rows, indent=1))
-            print(rows[-1], flush=True)
+            if not any((row["recipe"], row["seed"]) == (name, seed) for row in rows):
+                began, recipe = time.perf_counter(), replace(base, options=base.options | RECIPES[name], seed=seed)
+                network = made(name, recipe, corpus, arguments.out)
+                keep(name, recipe, arguments.steps, time.perf_counter() - began, network)
     print(tables(rows))
 
 

@@ -52,7 +52,8 @@ def contestants(loaded: dict[str, Any]) -> list[Entry]:
         *entries(filler, ["sequential", "assd"]),
         *(Entry(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),
         Entry(masked, "ssd", {"cache": "dual", "tree": "chain"}),
-        *entries(blocks, ["ar", "lookup", "s2d2-exact"]),
+        *entries(blocks, ["ar", "lookup"]),
+        Entry(blocks, "s2d2-exact", {"k": 4}),
         *(Entry(blocks, method, {"block": 16}) for method in ("s2d2", "block-stepwise", "block")),
         Entry(blocks, "block-ssd", {"block": 16, "tree": "chain"}),
     ]

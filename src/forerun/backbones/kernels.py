@@ -37,7 +37,7 @@ NOT_EARLY, EARLY, AND_THE_NEXT = 0, 1, 2  # how a kernel is launched: after the 
 
 def early(x: Tensor, rows: int) -> dict[str, Any]:
     """How to launch a kernel for so many rows. With many, those that wait would only be in the way of those that work."""
-    if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (9, 0):
+    if not x.is_cuda or torch.version.cuda is None or torch.cuda.get_device_capability(x.device) < (9, 0):
         return dict(WHEN=NOT_EARLY)
     return dict(WHEN=AND_THE_NEXT if rows <= FEW else EARLY, launch_pdl=True)
 

@@ -41,9 +41,10 @@ class Entry:
 
     @property
     def label(self) -> str:
-        draft = self.options.get("draft")
-        name = getattr(draft, "name", draft)
-        return f"{self.method} ({name})" if name else self.method
+        options = [
+            str(getattr(value, "name", value)) if key == "draft" else f"{key} {value}" for key, value in self.options.items() if value
+        ]
+        return f"{self.method} ({', '.join(options)})" if options else self.method
 
 
 @dataclass
