@@ -56,7 +56,7 @@ PROMPTS = 64
 def made(name: str, recipe: Recipe, corpus: Corpus, out: Path) -> Any:
     """A network trained by one recipe. Recipes with the same blocks and first guesses share their trajectories."""
     seed, options = recipe.seed, recipe.options
-    folder = out / f"{name.replace(' ', '-')}.{seed}"
+    folder = out / f"{name.replace(' ', '-')}.{recipe.steps}.{seed}"
     shared = out / f"trajectories.{options['start']}.{options['block']}.{seed}"
     shared.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe)
     """What a network decodes greedily after held-out prompts: how fast, how likely to the model it was made from, how varied."""
     device, start = next(network.parameters()).device, recipe.options["start"]
     loss = validate(network.eval(), make("ar", {}), corpus, recipe, device)
-    model = forerun.from_network(network.float(), tokenizer_of(recipe), name="distilled", lanes=PROMPTS, max_context=256)
+    model = forerun.from_network(network, tokenizer_of(recipe), name="distilled", lanes=PROMPTS, max_context=256)
     windows = corpus.held_out(PROMPTS, GIVEN + MATCHED).tolist()
     prompts = [window[:GIVEN] for window in windows]
     found: dict[str, Any] = {"loss": loss}
@@ -132,10 +132,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def publish(files: list[Path]) -> None:
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        known = [(row["recipe"], row["steps"], row["seed"]) for row in rows]
-        rows += [row for row in json.loads(file.read_text()) if (row["recipe"], row["steps"], row["seed"]) not in known]
+    """What was measured of zoo:ar, every recipe, seed and number of steps once."""
+    found = [row for file in files for row in json.loads(file.read_text()) if row.get("start", BASE.start) == BASE.start]
+    rows = list({(row["recipe"], row["steps"], row["seed"]): row for row in reversed(found)}.values())[::-1]
     (DOCS / "consistency.json").write_text(json.dumps(rows, indent=1))
     write_tables("consistency.md", tables(rows))
     draw(rows)
@@ -159,19 +158,21 @@ def main() -> None:
         return publish(arguments.publish)
     if not arguments.data:
         parser.error("DATA is missing")
-    arguments.out.mkdir(parents=True, exist_ok=True)
     base = replace(
         BASE, start=arguments.start, steps=arguments.steps, batch=arguments.batch, learning_rate=arguments.rate,
         lora=arguments.lora, options=BASE.options | {"sequences": arguments.texts},
         validate_every=max(1, arguments.steps // 5), save_every=10**6,
     )  # fmt: skip
-    corpus = tokenise(arguments.data, tokenizer_of(base), arguments.out / "tokens.npz")
-    judge, results = forerun.load(arguments.start), arguments.out / "results.json"
+    out = arguments.out / Path(arguments.start.replace(":", "-")).name  # another model has other tokens and texts
+    out.mkdir(parents=True, exist_ok=True)
+    corpus = tokenise(arguments.data, tokenizer_of(base), out / "tokens.npz")
+    judge, results = forerun.load(arguments.start), out / "results.json"
     rows = json.loads(results.read_text()) if results.exists() else []
 
     def keep(name: str, recipe: Recipe, steps: int, seconds: float, network: Any) -> None:
         found = measured(network, corpus, judge, recipe)
-        rows.append(dict(recipe=name, seed=recipe.seed, steps=steps, machine=machine(), seconds=seconds, **found))
+        of = dict(start=arguments.start, recipe=name, seed=recipe.seed, steps=steps)
+        rows.append({**of, "machine": machine(), "seconds": seconds, **found})
         results.write_text(json.dumps(rows, indent=1))
         print(rows[-1], flush=True)
 
@@ -179,9 +180,9 @@ def main() -> None:
         keep(arguments.start, base, 0, 0.0, new_network(base).to(judge.backbone.device))
     for seed in range(arguments.seeds):
         for name in arguments.only:
-            if not any((row["recipe"], row["seed"]) == (name, seed) for row in rows):
+            if not any((row["recipe"], row["seed"], row["steps"]) == (name, seed, arguments.steps) for row in rows):
                 began, recipe = time.perf_counter(), replace(base, options=base.options | RECIPES[name], seed=seed)
-                network = made(name, recipe, corpus, arguments.out)
+                network = made(name, recipe, corpus, out)
                 keep(name, recipe, arguments.steps, time.perf_counter() - began, network)
     print(tables(rows))
 

@@ -345,6 +345,14 @@ class TestBadInput:
     def test_more_tokens_than_the_context_holds(self, tiny_model):
         self.refused(BadOption, ["max_tokens=100", "max_tokens=60"], lambda: tiny_model.generate([1] * 100, max_tokens=100))
 
+    def test_an_empty_prompt_and_a_draft_that_needs_one(self):
+        target = forerun.load("tiny:block", lanes=2, max_context=64)
+        how = dict(method="speculative", draft="tiny:llama", max_tokens=4, ignore_eos=True)
+        self.refused(BadOption, ["empty", "tiny:llama"], lambda: target.generate("", **how))
+        empty, good = target.generate([[], [5, 6]], **how)
+        assert "tiny:llama" in str(empty.error) and len(good.token_ids) == 4  # the neighbour is not harmed
+        assert len(target.generate("", method="s2d2-exact", max_tokens=4, ignore_eos=True).token_ids) == 4
+
     def test_an_empty_prompt(self, tiny_model):
         for empty in ("", []):
             self.refused(BadOption, ["empty" if empty == "" else "prompt"], lambda empty=empty: tiny_model.generate(empty))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from forerun.cli import app
 from forerun.engine.pack import Batch
+from forerun.engine.serve import Clock
 from forerun.errors import BadOption, NoRoom
 from forerun.evaluate.bench import SHAPES, Cell, decoding, draw, floor_of, forwards, random_model
 from forerun.rows import Plan, causal_rows
@@ -106,3 +107,32 @@ def test_an_interrupted_command_says_so():
         time.sleep(8)
         running.send_signal(signal.SIGINT)
         assert "interrupted" in running.communicate(timeout=60)[1] and running.returncode == 130
+
+
+def test_the_clock_tells_what_the_device_did_from_mark_to_mark(monkeypatch):
+    class Event:
+        now = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = Event.now
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return 1e3 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock, device = Clock(asks=True), torch.device("cuda")
+    clock.forward = clock.rules = 99.0  # what the host thought
+    for _ in range(2):
+        for name, taken in (("host", 1.0), ("forward", 10.0), ("rules", 3.0)):
+            Event.now += taken
+            clock.mark(name, device)
+    clock.settle()
+    assert (clock.forward, clock.rules) == (20.0, 6.0)
+    clock.settle()  # nothing new
+    assert clock.forward == 20.0

@@ -58,10 +58,11 @@ def test_rotation(heads, groups, dim, normed):
 
 
 @pytest.mark.parametrize("bias,normed,gated,onto", [(0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1)])
-@pytest.mark.parametrize("turned", [False, True])
-def test_thin_products(bias, normed, gated, onto, turned):
-    x, weight = random(3, 72), random(2 * 40 if gated else 40, 72, seed=1)
-    b, w, to = random(40, seed=2) if bias else None, random(72, seed=3) if normed else None, random(3, 40, seed=4) if onto else None
+@pytest.mark.parametrize("rows,turned", [(3, False), (3, True), (20, False), (50, True)])
+def test_thin_products(bias, normed, gated, onto, rows, turned):
+    x, weight = random(rows, 72), random(2 * 40 if gated else 40, 72, seed=1)
+    b, w = random(40, seed=2) if bias else None, random(72, seed=3) if normed else None
+    to = random(rows, 40, seed=4) if onto else None
     expected = (torch.nn.functional.rms_norm(x, (72,), w, 1e-5) if normed else x) @ weight.T
     if gated:
         expected = torch.nn.functional.silu(expected[:, :40]) * expected[:, 40:]
@@ -119,6 +120,7 @@ def test_a_tile_loads_only_what_its_rows_see():
 
 
 COMPILE = """
+from itertools import product
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -144,8 +146,8 @@ for kind, by_rows in k.THIN.items():
         fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TURNED=b.turned, ROWS=rows, BN=b.outputs, BK=b.inputs)
         JOBS.append((k._thin, thin, fixed, dict(num_warps=4, num_stages=b.stages)))
 EVEN = {"K", "N", "size", "lane_stride", "slot_stride"}
-for kernel, types, fixed, options in JOBS:
-    fixed["WHEN"], options["launch_pdl"] = k.AND_THE_NEXT, True
+for (kernel, types, fixed, options), when in product(JOBS, (k.EARLY, k.AND_THE_NEXT)):
+    fixed["WHEN"], options["launch_pdl"] = when, True
     signature = {name: "constexpr" if name in fixed else types[name] for name in kernel.arg_names}
     aligned = [i for i, name in enumerate(kernel.arg_names) if types.get(name, "").startswith("*") or name in EVEN]
     source = ASTSource(kernel, signature, fixed, {(i,): [["tt.divisibility", 16]] for i in aligned})
@@ -153,6 +155,7 @@ for kernel, types, fixed, options in JOBS:
     ptx = made.asm["ptx"]
     reads = min(ptx.find(word) % len(ptx) for word in ("ld.global", "cp.async"))
     assert ptx.index("griddepcontrol.wait") < reads, "something is read before the last kernel has written it"
+    assert ("griddepcontrol.launch_dependents" in ptx) == (when == k.AND_THE_NEXT)
     print(kernel.__name__, made.metadata.shared, "cp.async" in ptx, "mma" in ptx, len(made.asm["cubin"]))
 """
 
@@ -163,7 +166,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 11
+    assert len(lines) == 22
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         assert (ahead, matrix) == (("True", "True") if name in ("_attention", "_thin") else ("False", "False"))

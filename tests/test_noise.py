@@ -68,16 +68,25 @@ def test_stretches_find_the_same_outcomes(size, share):
     assert found[0] == -1 and (law[1:].gather(1, found[1:, None]) > 0).all()
 
 
-def test_stretches_never_leave_what_is_possible():
-    """Quantiles at the very borders of stretches, where rounding could go either way."""
-    law = torch.zeros(1, 5041)
-    law[0, 35::71] = 0.1  # the middle of every stretch
-    cumulative = law.cumsum(-1, dtype=torch.float64)[0]
-    borders = (cumulative[35::71] / cumulative[-1]).tolist()
-    for border in borders[:-1]:
-        for u in (border * (1 - 2e-16), border, border * (1 + 2e-16)):
-            outcome = int(pick_by_stretches(law, torch.tensor([u], dtype=torch.float64)))
-            assert law[0, outcome] > 0, u
+@pytest.mark.parametrize("spread,first,last,stretches", [(4, 20, 51, 71), (6, 2, 61, 1)])
+def test_stretches_never_leave_what_is_possible(spread, first, last, stretches):
+    """Quantiles at the very borders of stretches of 71, where what was added up in two ways could differ by a rounding."""
+    generator = torch.Generator().manual_seed(spread)
+    for _ in range(100):
+        law = torch.zeros(71, 71)
+        law[:stretches, first:last] = torch.exp(spread * torch.randn(stretches, last - first, generator=generator))
+        law[stretches:, first] = 1e-30  # so that there is something behind
+        borders = law.sum(-1, dtype=torch.float64).cumsum(0)
+        u = (borders / borders[-1])[: max(1, stretches - 1)]
+        nearby = [u]
+        for towards in (0.0, 1.0):
+            step = u
+            for _ in range(3):
+                step = torch.nextafter(step, torch.full_like(step, towards))
+                nearby.append(step)
+        quantiles = torch.cat(nearby).clamp(max=1 - 2.0**-49)
+        found = pick_by_stretches(law.view(1, -1).expand(len(quantiles), -1), quantiles)
+        assert (law.view(-1)[found] > 0).all()
 
 
 def test_noise_does_not_depend_on_who_shares_the_batch():

@@ -2,6 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.engine.cache import Memo
 from forerun.engine.pack import Segment, visible
 from forerun.families.causal import Causal
 from forerun.rows import HI, HORIZON, POSITION, Plan, causal_rows, reusable
@@ -68,6 +69,24 @@ def test_kept_rows_saw_nothing_but_kept_rows(old, new, size):
     kept = reusable(block_rows(old, size), Plan(rows, [np.array([len(new) - 1])], len(new)))
     assert (rows[HORIZON, :kept] <= kept).all()
     assert old[:kept] == new[:kept] and kept <= len(new) - 1
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_memo_finds_what_comparing_all_rows_finds(data):
+    """Whatever plans ran before: plain text, text with tails, rows that see ahead, rows that are trusted."""
+    memo, tokens = Memo(16), st.lists(st.integers(0, 1), min_size=1, max_size=6)
+    for _ in range(4):
+        text = np.array(data.draw(tokens), np.int32)
+        kind = data.draw(st.sampled_from(["text", "tails", "blocks", "trusted"]))
+        if kind in ("text", "tails"):
+            p = Causal.after(text, [data.draw(tokens), *([data.draw(tokens)] if kind == "tails" else [])])
+        else:
+            trusted = len(text) - 1 if kind == "trusted" else 0
+            p = Plan(block_rows(text.tolist(), 2), [np.array([len(text) - 1])], len(text), trusted=trusted)
+        start = memo.start(p)
+        assert start == reusable(memo.held, p)
+        memo.ran(p, start)
 
 
 def test_causal_rows_see_themselves_and_what_is_before():

@@ -82,3 +82,27 @@ def test_the_first_of_several_stop_strings_cuts():
 def test_the_start_of_a_stop_string_is_held_back():
     shown, _ = write("abcSTxyz", ["STOP"])
     assert shown[4] == "abc" and shown[5] == "abcSTx"
+
+
+def all_or_nothing(tokens):
+    """As tokenizers with byte fallback decode: bytes that are not all of characters are all broken."""
+    try:
+        return bytes(tokens).decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(tokens)
+
+
+def test_all_tokens_at_once_say_what_one_after_the_other_says():
+    rng = random.Random(0)
+    pieces = ["a", "日", "🎉", b"\xe6", b"\xe6\x97", b"\x9f", "Ω", " "]
+    for _ in range(300):
+        chosen = rng.choices(pieces, weights=[8, 3, 3, 1, 1, 1, 3, 4], k=12)
+        tokens = list(b"".join(p.encode() if isinstance(p, str) else p for p in chosen))
+        for decoding in (all_or_nothing, lambda tokens: bytes(tokens).decode(errors="replace")):
+            slow, fast = Writer(decoding), Writer(decoding)
+            for token in tokens:
+                slow.push(token)
+            fast.push_all(tokens)
+            slow.finish()
+            fast.finish()
+            assert fast.text == slow.text

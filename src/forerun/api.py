@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from forerun import infilling, zoo
-from forerun.arguments import Wish, check_drafts, check_for, read_prompts, read_wish, room_after
+from forerun.arguments import Wish, check_drafts, check_for, check_not_empty, read_prompts, read_wish, room_after
 from forerun.backbones.translated import translated
 from forerun.checkpoints import causal, diffusion, tiny
 from forerun.core import BLANK, AnySubset, Canvas, Conditional
@@ -237,6 +237,8 @@ class Model:
         try:
             if isinstance(prompt, ForerunError):
                 raise prompt
+            if small is not None:
+                check_not_empty(prompt, small)
             shortest = min((m for m in (self, small) if m is not None), key=lambda m: m.context)
             sampling = wish.sampling
             room = room_after(prompt, sampling.max_tokens, sampling.min_tokens, shortest.context, shortest.name)

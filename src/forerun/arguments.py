@@ -167,12 +167,20 @@ def _token_ids(model: Model, prompt: Any, special: bool) -> list[int] | ForerunE
         ids = [int(token) for token in prompt]
     else:
         return BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
-    if not ids and model.family.needs_prompt:
-        return BadOption(f"prompt is empty: '{model.name}' (family '{model.family.name}') needs at least one token to go on from.")
+    try:
+        check_not_empty(ids, model)
+    except BadOption as error:
+        return error
     if ids and not (min(ids) >= 0 and max(ids) < model.vocab):
         bad = next(token for token in ids if not 0 <= token < model.vocab)
         return BadOption(f"prompt has token id {bad}, but the ids of '{model.name}' run from 0 to {model.vocab - 1}.")
     return ids
+
+
+def check_not_empty(ids: Sequence[int], model: Model) -> None:
+    """Refuse to go on from nothing where a model cannot, the one that decodes or the one that drafts for it."""
+    if not ids and model.family.needs_prompt:
+        raise BadOption(f"prompt is empty: '{model.name}' (family '{model.family.name}') needs at least one token to go on from.")
 
 
 def room_after(prompt: Sequence[int], max_tokens: int | None, min_tokens: int, context: int, name: str) -> int:

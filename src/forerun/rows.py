@@ -22,7 +22,7 @@ class Plan:
     reads: Sequence[np.ndarray]  # for each branch, the rows whose outputs are wanted
     stored: int  # how many leading rows may be remembered
     trusted: int = 0  # leading rows taken from slots if their tokens are the same, whatever they once saw: approximate on purpose
-    causal: int = 0  # leading rows that are known to be plain left-to-right text: to compare them, tokens are enough
+    causal: int = 0  # leading rows that are plain left-to-right text and not trusted: to compare them, tokens are enough
 
     @property
     def first_read(self) -> int:

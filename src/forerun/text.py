@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 HALF = "\ufffd"  # what a decoder writes for bytes that are not a whole character
 LONGEST_CHARACTER = 4  # bytes, so at most this many byte-level tokens wait for the rest of their character
 NEIGHBOURS = 16  # tokens that are decoded again with each new one, before all but the last are let go
+MOST_NEIGHBOURS = 64  # where there is no place to cut
 
 
 class Writer:
@@ -35,7 +36,7 @@ class Writer:
     def push_all(self, tokens: list[int]) -> None:
         """All tokens of a text that nobody watches, which is much faster than one after the other."""
         whole = self.decode(tokens)
-        if whole.endswith(HALF):  # which of it is written depends on how long it waited for its other half
+        if HALF in whole:  # what becomes of broken characters depends on what they were decoded with
             for token in tokens:
                 self.push(token)
         else:
@@ -45,8 +46,16 @@ class Writer:
         self._write(said[len(self._before) :])
         self._written, self._before = count, said
         if count > NEIGHBOURS:  # of what is written only the last tokens stay
-            self._window = self._window[count - LONGEST_CHARACTER :]
-            self._written, self._before = LONGEST_CHARACTER, self.decode(self._window[:LONGEST_CHARACTER])
+            self._let_go(count)
+
+    def _let_go(self, count: int) -> None:
+        """Of `count` tokens that are written keep the last ones, beginning with a whole character: some decoders find every byte
+        broken that stands beside a broken one."""
+        for kept in range(LONGEST_CHARACTER, 2 * LONGEST_CHARACTER):
+            said = self.decode(self._window[count - kept : count])
+            if HALF not in said or (count > MOST_NEIGHBOURS and kept == 2 * LONGEST_CHARACTER - 1):
+                self._window, self._written, self._before = self._window[count - kept :], kept, said
+                return
 
     def finish(self) -> None:
         """No token follows: write what is whole of the rest."""

@@ -31,7 +31,7 @@ class Memo:
     def start(self, plan: Plan) -> int:
         """The first row of the plan that must run."""
         most = min(self._held, plan.stored, plan.first_read)
-        if not plan.trusted and most <= min(self._causal, plan.causal) and self._has_tokens(plan.rows[TOKEN, :most]):
+        if 0 <= most <= min(self._causal, plan.causal) and self._has_tokens(plan.rows[TOKEN, :most]):
             return most  # plain text on both sides, as in most forwards: the other four integers need not be looked at
         return reusable(self.held, plan)
 

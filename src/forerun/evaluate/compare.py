@@ -41,10 +41,9 @@ class Entry:
 
     @property
     def label(self) -> str:
-        options = [
-            str(getattr(value, "name", value)) if key == "draft" else f"{key} {value}" for key, value in self.options.items() if value
-        ]
-        return f"{self.method} ({', '.join(options)})" if options else self.method
+        given = {key: getattr(value, "name", value) for key, value in self.options.items() if value}
+        said = [str(value) if key == "draft" else f"{key} {value}" for key, value in given.items()]
+        return f"{self.method} ({', '.join(said)})" if said else self.method
 
 
 @dataclass
