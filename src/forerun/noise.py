@@ -53,7 +53,8 @@ def pick_by_stretches(law_BN: Tensor, u_B: Tensor) -> Tensor:
     """The same over a large vocabulary, for devices that do many things at once: adding up is what takes time, so stretches of
     outcomes are added up side by side, and the quantile is looked for among them first and then in the one where it lies."""
     stretch = _stretch(law_BN.shape[-1])
-    law_BCN = F.pad(law_BN, (0, -law_BN.shape[-1] % stretch)).unflatten(-1, (-1, stretch))
+    left_over = -law_BN.shape[-1] % stretch
+    law_BCN = (F.pad(law_BN, (0, left_over)) if left_over else law_BN).unflatten(-1, (-1, stretch))
     sum_BC = law_BCN.sum(-1, dtype=torch.float64)
     cumulative_BC = sum_BC.cumsum(-1)
     total_B1 = cumulative_BC[:, -1:]

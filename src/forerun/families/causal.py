@@ -34,6 +34,10 @@ class Causal(Family):
     def after(cls, text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
         """Rows that score chains after the text. The first chain continues the text's own slots, so what is accepted of it is
         remembered; further chains are tails that leave it at once."""
+        if len(chains) == 1:  # as nearly always, many times per forward of a large batch
+            stored = len(text) + len(chains[0])
+            read = np.arange(stored - 1 if last_only else len(text) - 1, stored)
+            return Plan(causal_rows(text, chains[0]), [read], stored, causal=stored)
         plan = cls._with_tails(text, chains[0], [(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
         reads = [first, *(np.concatenate([first[:1], own]) for own in others)]
