@@ -192,7 +192,7 @@ def forward_table(report: dict[str, Any]) -> str:
     chain, batch, candidates = (report["forward"][part] for part in ("chain", "batch", "candidates"))
     rows = [(f"Qwen2.5-7B shape, bf16, after {CONTEXT} tokens", "ms", "times its floor", "times one token's")]
     for cell in [*chain, *batch]:
-        many = f"{cell['batch']} sequences x {cell['tokens']}" if cell["batch"] > 1 else f"{cell['tokens']} tokens"
+        many = f"{cell['batch']} sequences x {cell['tokens']}" if cell["batch"] > 1 else f"{cell['tokens']} token(s)"
         ms, floors, ones = 1e3 * cell["seconds"], cell["times"], cell["seconds"] / chain[0]["seconds"]
         rows.append((many, f"{ms:.2f}", f"{floors:.2f}", f"{ones:.2f}"))
     sixty_four = next(cell["seconds"] for cell in chain if cell["tokens"] == 64)
