@@ -267,6 +267,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.publish:
         return publish(json.loads(arguments.publish.read_text()))
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here; --publish FILE needs none")
     torch.backends.cuda.preferred_blas_library(arguments.blas)
 
     def keep(report: dict[str, Any]) -> None:

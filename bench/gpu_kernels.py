@@ -24,6 +24,7 @@ from forerun import accept
 from forerun.backbones import kernels
 from forerun.backbones.kernels import Blocks
 from forerun.engine.cache import Slots
+from forerun.engine.graphs import programs_for
 from forerun.engine.pack import SHARES, Batch, Tiles, tiled
 from forerun.evaluate.bench import SHAPES, bandwidth
 from forerun.noise import Noise
@@ -186,7 +187,7 @@ def attention(shape: Shape, lanes: int, held: int, rows: int) -> tuple[Tiles, di
     slots = Slots(layers, lanes, held + rows, shape.groups, shape.dim, torch.bfloat16, CUDA)
     plan = Plan(causal_rows(np.arange(held + rows) % 9), [np.arange(held, held + rows)], held + rows)
     batch = Batch([(lane, plan, held) for lane in range(lanes)], held + rows, CUDA)
-    chosen = tiled(batch, shape.heads // shape.groups, shape.groups, 198)
+    chosen = tiled(batch, shape.heads // shape.groups, shape.groups, programs_for(CUDA))
     ready = chosen.to(CUDA)
     q = half(lanes * rows, shape.heads, shape.dim)
 
@@ -241,6 +242,8 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen2.5-7b", choices=SHAPES)
     parser.add_argument("--tune", action="store_true", help="try other block shapes for few rows")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here")
     with torch.inference_mode():
         speed = bandwidth(CUDA)
         print(f"{torch.cuda.get_device_name()}, a copy moves {speed / 1e12:.2f} TB/s")

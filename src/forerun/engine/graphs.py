@@ -108,8 +108,7 @@ class Runner:
         wide = self.captures and backbone.dtype == torch.float32 and backbone.head_dim >= 64
         self._tile_rows = 16 if wide else TILE_ROWS  # larger ones in float32 would not fit into registers
         on_gpu = self.captures and device.type == "cuda"
-        # More programs would finish sooner each, but what they bring must be joined, too: this is about where it balances.
-        self._programs = 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2 if on_gpu else 16
+        self._programs = programs_for(device) if on_gpu else 16
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
 
     @torch.inference_mode()  # fixed memory must not be a part of anybody's graph of gradients
@@ -157,6 +156,12 @@ class Runner:
 
     def _bytes(self) -> int:
         return sum(size.reads for size in self.captured) * self.backbone.vocab * self.backbone.dtype.itemsize
+
+
+def programs_for(device: torch.device) -> int:
+    """Into how many programs attention is cut on a GPU. With more, each would finish sooner, but what they bring must be joined, too:
+    this is about where it balances."""
+    return 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2
 
 
 class Captured:
