@@ -159,7 +159,7 @@ class Runner:
 
 
 def programs_for(device: torch.device) -> int:
-    """Into how many programs attention is cut on a GPU. With more, each would finish sooner, but what they bring must be joined, too:
+    """Into how many programs attention is cut on a GPU. With more, each would finish sooner, but what they bring must be joined:
     this is about where it balances."""
     return 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2
 
