@@ -231,6 +231,11 @@ class Canvas:
         """How many blanks are left."""
         return int((self.canvas[self.known :] == BLANK).sum())
 
+    @property
+    def at_last(self) -> bool:
+        """Is at most one blank left?"""
+        return len(self.blanks) - self._filled <= 1
+
     def next(self, n: int) -> list[int]:
         """The next n blanks, fewer if fewer are left."""
         if n == 1 and self.known < len(self.canvas) and self.canvas[self.known] == BLANK:

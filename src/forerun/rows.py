@@ -46,6 +46,15 @@ def _causal(length: int) -> np.ndarray:
     return np.stack([0 * index, index, index + 1, 0 * index, 0 * index])
 
 
+def one_later(plan: Plan) -> Plan | None:
+    """The same question after one more token, which is still unknown (0 stands for it). Only plain text of which the last row is
+    read has such a plan."""
+    length = plan.rows.shape[1]
+    if not plan.causal == plan.stored == length or [list(read) for read in plan.reads] != [[length - 1]]:
+        return None
+    return Plan(causal_rows(plan.rows[TOKEN], [0]), [np.array([length])], length + 1, causal=length + 1)
+
+
 def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
     """Rows of a chain that continues the first `context` rows but lives in slots [start, ...) and sees only itself there."""
     index = np.arange(len(tokens), dtype=np.int32)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.engine.pack import Batch, visible
 from forerun.noise import mix, uniform
-from forerun.rows import POSITION, TOKEN
+from forerun.rows import POSITION
 
 
 def digest(seen: Sequence[tuple[int, int]]) -> int:
@@ -64,7 +64,7 @@ class TableBackbone:
         out: list[Tensor] = []
         for s in batch.segments:
             own = slots[s.lane][:, : s.end]
-            own[:2, s.start :] = s.run()[[POSITION, TOKEN]]
+            own[0, s.start :], own[1, s.start :] = s.run()[POSITION], batch.tokens_T[s.offset : s.offset + s.rows]
             mask = visible(s)
             own[2, s.start :] = [self._digest(own[:2, row]) for row in mask]
             for branch in s.plan.reads:

@@ -91,6 +91,8 @@ class Fixed:
         self._tiles[:, : tiles.numbers.shape[1]] = tiles.numbers
         self._tiles[:, tiles.numbers.shape[1] :] = 0
         self._kept.copy_(self._sent, non_blocking=True)
+        if batch.drawn_T is not None:
+            self.tokens_T[:count] = batch.drawn_T
         if self._filled is not None:
             self._filled.record()
 

@@ -45,6 +45,7 @@ class Batch:
     """One forward as data: what a backbone needs to run it. Tensors are made when they are first asked for."""
 
     tiles: Tiles | None = None  # how kernels of ours see the rows; without it attention goes by segments
+    drawn_T: Tensor | None = None  # the rows' tokens, where they were drawn on the device and the host does not know them yet
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         self.device = device
@@ -69,7 +70,7 @@ class Batch:
 
     @cached_property
     def tokens_T(self) -> Tensor:
-        return self._numbers[0]
+        return self._numbers[0] if self.drawn_T is None else self.drawn_T
 
     @cached_property
     def positions_T(self) -> Tensor:

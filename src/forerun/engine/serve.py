@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import EVERYTHING, Canvas, Draw, Frame, Placement, Scope, Tail
+from forerun.engine.ahead import Ahead
 from forerun.engine.cache import Memo
 from forerun.engine.graphs import Runner
 from forerun.engine.pack import Batch, stack
@@ -26,6 +27,7 @@ from forerun.errors import ForerunError, NotAble
 from forerun.noise import Noise
 from forerun.rows import Plan
 from forerun.sampling import Chain, laws
+from forerun.transfer import Coming
 
 
 class NoOutcome(ForerunError):
@@ -190,6 +192,7 @@ class Ticket:
     lane: int | None = None
     coroutine: Coroutine[Any, Any, None] | None = None
     waits_for: Draw | Ask | None = None
+    asked: Ask | None = None  # the last question that was answered
     error: Exception | None = None
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -238,6 +241,8 @@ class Clock:
 class Engine:
     """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of draws."""
 
+    goes_ahead: bool | None = None  # are forwards begun before their tokens are known? None: where a device works on its own
+
     def __init__(
         self,
         lanes: int,
@@ -250,6 +255,7 @@ class Engine:
         self.live: list[Ticket] = []
         self.free = list(range(lanes))
         self.clock = Clock()
+        self._ahead: Ahead | None = None
         self._sample = sample
 
     def host(self, backbone: Backbone, room: int, never: Sequence[int] = ()) -> Host:
@@ -282,6 +288,8 @@ class Engine:
         draws = [t for t in self.live if isinstance(t.waits_for, Draw)]
         if draws:
             self._serve(draws, self._draw)
+        elif begun := [t for t in self.live if self._ahead is not None and self._ahead.foresaw(t)]:
+            self._serve(begun, self._finish)
         elif self.live:
             host = min({t.waits_for.host for t in self.live}, key=lambda h: (h.backbone.cost, self.hosts.index(h)))  # type: ignore[union-attr]
             self._serve([t for t in self.live if t.waits_for.host is host], self._forward)  # type: ignore[union-attr]
@@ -352,7 +360,9 @@ class Engine:
             self.live.remove(ticket)
             self.free.append(ticket.lane)
             self.free.sort()
-        ticket.waits_for, ticket.coroutine, ticket.ended = None, None, time.perf_counter()
+        if not self.live:
+            self._ahead = None
+        ticket.waits_for, ticket.asked, ticket.coroutine, ticket.ended = None, None, None, time.perf_counter()
         ticket.seq.laws.clear()
         ticket.on_change()
 
@@ -371,16 +381,29 @@ class Engine:
             except Exception as error:  # a rule that fails takes with it only those who use it
                 for i in members:
                     answers[i] = error
-        flat = [outcome.flatten() for _, outcome in outcomes]
-        numbers = iter((torch.cat(flat) if len(flat) > 1 else flat[0]).tolist() if flat else ())
-        for members, outcome in outcomes:
-            for i in members:
-                row = [next(numbers) for _ in range(outcome.shape[-1])]
+        coming = [Coming(outcome) for _, outcome in outcomes]
+        self.clock.rules += time.perf_counter() - began
+        ahead = self._go_ahead(tickets, outcomes[0][1]) if len(kinds) == len(outcomes) == 1 else None
+        began = time.perf_counter()
+        for (members, _), numbers in zip(outcomes, coming):
+            rows = numbers.there()
+            for i, row in zip(members, rows, strict=True):
                 answers[i] = NoOutcome() if min(row) < 0 else row
+            if ahead is not None:
+                ahead.learn([token for [token] in rows])
         for ticket in tickets:
             ticket.seq.draws += 1
         self.clock.rules += time.perf_counter() - began
         return answers
+
+    def _go_ahead(self, tickets: list[Ticket], outcome: Tensor) -> Ahead | None:
+        """Begin the forward that all will ask for when they know what they drew, if there is one; nobody may be left out, or
+        batches would fall apart."""
+        on_its_own = outcome.device.type == "cuda" if self.goes_ahead is None else self.goes_ahead
+        self._ahead = Ahead.guess(tickets) if on_its_own and outcome.shape[1] == 1 and len(tickets) == len(self.live) else None
+        if self._ahead is not None:
+            self._ahead.logits_RV = self._timed_forward(self._ahead.host, self._ahead.batch(outcome[:, 0]))
+        return self._ahead
 
     def _apply(self, wants: list[Draw]) -> Tensor:
         """One rule for all who want it: [members, outcomes of the rule]."""
@@ -403,12 +426,20 @@ class Engine:
         batch = Batch(work, host.room, host.backbone.device)  # type: ignore[arg-type]
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
+        self._ahead = None
         logits_RV = self._timed_forward(host, batch)
-        for token in host.never:
-            logits_RV[:, token] = -torch.inf
         for memo, ask, start in zip(memos, asks, starts):
             memo.ran(ask.plan, start)
-        return self._answers(asks, logits_RV)
+        return self._answers(tickets, logits_RV)
+
+    def _finish(self, tickets: list[Ticket]) -> list[Any]:
+        """Answer those whose forward was begun already."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None
+        for ticket in tickets:
+            plan = ahead.plans[ticket]
+            ahead.host.memos[ticket.lane].ran(plan, plan.stored - 1)  # type: ignore[index]
+        return self._answers(tickets, ahead.logits_of(tickets))
 
     def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
         began = time.perf_counter()
@@ -417,16 +448,21 @@ class Engine:
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += 1
         host.work.add(batch)
+        for token in host.never:
+            logits_RV[:, token] = -torch.inf
         return logits_RV
 
-    def _answers(self, asks: list[Ask], logits_RV: Tensor) -> list[list[Any]]:
+    def _answers(self, tickets: list[Ticket], logits_RV: Tensor) -> list[list[Any]]:
+        """What was read, as laws."""
         began = time.perf_counter()
+        asks: list[Ask] = [t.waits_for for t in tickets]  # type: ignore[misc]
         chains = [chain for ask in asks for chain in ask.chains]
         rows = [chain.rows for chain in chains]
         laws_RV = laws(logits_RV, chains)
         parts, logits = iter(laws_RV.split(rows)), iter(logits_RV.split(rows))
         answers: list[list[Any]] = []
-        for ask in asks:
+        for ticket, ask in zip(tickets, asks):
+            ticket.asked = ask
             own_laws = [next(parts) for _ in ask.chains]
             own_logits = [next(logits) for _ in ask.chains]
             if ask.drafting:
