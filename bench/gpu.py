@@ -25,6 +25,7 @@ import torch
 from page import DOCS, write_tables
 
 import forerun
+from forerun.engine import graphs
 from forerun.engine.pack import Batch
 from forerun.evaluate.bench import Cell, ceilings, decoding, random_network, timed_cell
 from forerun.evaluate.latency import at, verdicts
@@ -260,7 +261,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the measurements to this file")
     parser.add_argument("--publish", type=Path, help="write docs/gpu.md by the measurements in this file")
-    parser.add_argument("--blas", default="default", choices=("default", "cublas", "cublaslt"), help="whose matrix products")
+    parser.add_argument(
+        "--blas", default="default", choices=("default", "cublas", "cublaslt"), help="whose matrix products, for all sizes"
+    )
     parser.add_argument(
         "--without-compiled", action="store_true", help="leave out the library's compiled cache, which takes minutes"
     )
@@ -269,7 +272,9 @@ def main() -> None:
         return publish(json.loads(arguments.publish.read_text()))
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --publish FILE needs none")
-    torch.backends.cuda.preferred_blas_library(arguments.blas)
+    if arguments.blas != "default":
+        graphs.FASTER_BY_LT = range(0)
+        torch.backends.cuda.preferred_blas_library(arguments.blas)
 
     def keep(report: dict[str, Any]) -> None:
         print(json.dumps(report), flush=True)

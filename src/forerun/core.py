@@ -193,7 +193,7 @@ class Canvas:
         self.finish_reason: str | None = None
         self.settled = len(self.canvas)  # tokens from here on may still be edited, so they are not said yet
         self.known = self._known_from(0)  # everything before this position is decided and settled
-        self._filled = 0
+        self._filled = self._decided = 0  # blanks that are decided: with everything before them, and at all
         # If log-probabilities are asked for: (branch, position) -> (logits, law) as last answered, and what was said of them.
         self.laws: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.logprobs: list[dict[str, Any]] = []
@@ -229,7 +229,7 @@ class Canvas:
     @property
     def remaining(self) -> int:
         """How many blanks are left."""
-        return int((self.canvas[self.known :] == BLANK).sum())
+        return len(self.blanks) - self._decided
 
     @property
     def at_last(self) -> bool:
@@ -238,8 +238,8 @@ class Canvas:
 
     def next(self, n: int) -> list[int]:
         """The next n blanks, fewer if fewer are left."""
-        if n == 1 and self.known < len(self.canvas) and self.canvas[self.known] == BLANK:
-            return [self.known]
+        if self._decided == self._filled:  # from left to right, as most texts are written: all that lies ahead is blank
+            return self.blanks[self._filled : self._filled + n].tolist()
         return (self.known + np.flatnonzero(self.canvas[self.known :] == BLANK)[:n]).tolist()
 
     def ends(self, token: int) -> bool:
@@ -270,6 +270,7 @@ class Canvas:
             assert self.canvas[position] == BLANK, f"position {position} is decided already"
             self.canvas[position] = token
             self.history.add(token)
+            self._decided += 1
             key = (branches[written] if branches else 0, position)
             if key in self.laws:
                 self._entries[position] = self._logprob(token, *self.laws[key])

@@ -126,12 +126,15 @@ class Jobs:
                 engine.submit(job.ticket)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
+        awaited = {index for index, job in enumerate(self.jobs) if isinstance(job, Job) and not job.ticket.over}
         while True:
             while self._changed:
                 index = self._changed.popleft()
                 if piece := self._piece(index):
                     yield index, piece
-            if self.finished == len(self.jobs):
+                if self.jobs[index].ticket.over:  # type: ignore[union-attr]
+                    awaited.discard(index)
+            if not awaited:
                 return
             self.engine.step()
 

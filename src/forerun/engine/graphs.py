@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import time
 import warnings
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -28,9 +30,10 @@ import torch
 from torch import Tensor
 
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, tiled
-from forerun.rows import HI, HORIZON, LO, POSITION, TOKEN
+from forerun.rows import HI, HORIZON
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
+FASTER_BY_LT = range(17, 161)  # rows, by `bench/gpu.py --blas`
 MOST_GRAPHS = 64
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
@@ -74,18 +77,15 @@ class Fixed:
         rows, self._reads, tiles = np.split(self._sent.numpy(), np.cumsum(parts)[:-1])
         self._rows, self._tiles = rows.reshape(6, -1), tiles.reshape(6, -1)
         rows_6T, self.reads_R, tiles_6N = self._kept.split(parts)
-        self.tokens_T, self.positions_T, self.slots_T = rows_6T.view(6, -1)[:3]
-        self.tiles = Tiles(tiles_6N.view(6, -1), rows_6T.view(6, -1)[3:], size.height, size.splits)
+        self.tokens_T, self.positions_T, *_, self.slots_T = rows_6T = rows_6T.view(6, -1)
+        self.tiles = Tiles(tiles_6N.view(6, -1), rows_6T[HORIZON : HI + 1], size.height, size.splits)
 
     def fill(self, batch: Batch, tiles: Tiles) -> None:
         if self._filled is not None:
             self._filled.synchronize()  # the last replay's numbers may still be on their way
         count = len(batch.slots)
-        self._rows[:2, :count] = batch.rows_5T[[TOKEN, POSITION]]
-        self._rows[2, :count] = batch.slots
-        self._rows[3:, :count] = batch.rows_5T[[HORIZON, LO, HI]]
-        self._rows[:, count:] = 0
-        self._rows[2, count:] = self._nowhere
+        self._rows[:5, :count], self._rows[5, :count] = batch.rows_5T, batch.slots
+        self._rows[:5, count:], self._rows[5, count:] = 0, self._nowhere
         self._reads[: len(batch.reads)] = batch.reads
         self._reads[len(batch.reads) :] = 0
         self._tiles[:, : tiles.numbers.shape[1]] = tiles.numbers
@@ -176,12 +176,42 @@ class Captured:
         def run() -> Tensor:
             return backbone.forward(self.fixed, slots)
 
-        self._run: Callable[[], Tensor] = on_cuda(run, pool) if backbone.device.type == "cuda" else run
+        if backbone.device.type == "cuda":
+            with products_for(size.rows):
+                self._run: Callable[[], Tensor] = on_cuda(run, pool)
+        else:
+            self._run = run
 
     def replay(self, batch: Batch, tiles: Tiles, began: Callable[[], None] = lambda: None) -> Tensor:
         self.fixed.fill(batch, tiles)
         began()
         return self._run()[: len(batch.reads)].clone()  # the next replay writes over it
+
+
+@contextmanager
+def products_for(rows: int) -> Iterator[None]:
+    """Whose matrix products are captured: of the two libraries that torch has, that which is faster with so many rows."""
+    chosen = torch.backends.cuda.preferred_blas_library()
+    if rows in FASTER_BY_LT:
+        with unheard():  # torch says every time that this choice is experimental; each capture is checked
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(chosen)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Drop what is written to standard error, by libraries that know no other way to warn."""
+    there, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(there, 2)
+        os.close(there)
+        os.close(nowhere)
 
 
 def on_cuda(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
