@@ -89,26 +89,34 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe)
     return found | {name: float(value) for name, value in quality(model, plain, [w[GIVEN:] for w in windows]).items()}
 
 
+def by_recipe(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows that differ in their seed only, the model that was distilled first."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["recipe"], row["steps"]), []).append(row)
+    order = list(RECIPES)
+    place = lambda key: (order.index(key[0]) if key[0] in order else -1, -key[1])  # noqa: E731
+    return [groups[key] for key in sorted(groups, key=place)]
+
+
+def mean_and_error(own: list[dict[str, Any]], key: str) -> tuple[float, float]:
+    """The mean over seeds, and the larger of the spread over seeds and the standard error over prompts."""
+    values = [row[key] for row in own]
+    return float(np.mean(values)), max([float(np.std(values)), *(row.get(f"{key} error", 0.0) for row in own)])
+
+
 def tables(rows: list[dict[str, Any]]) -> str:
-    """One line per recipe, the mean over seeds; ± is the larger of the spread over seeds and the standard error over prompts."""
     head = ("recipe", "steps", "seeds", "held-out loss", "jacobi, n = 16", "+ recycling", "its text's nats", "entropy", "parse")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, steps in dict.fromkeys((row["recipe"], row["steps"]) for row in rows):
-        own = [row for row in rows if (row["recipe"], row["steps"]) == (name, steps)]
 
-        def cell(key: str, own: list[dict[str, Any]] = own) -> str:
-            values = [row[key] for row in own]
-            error = max(float(np.std(values)), *(row.get(f"{key} error", 0.0) for row in own), 0.0)
-            return f"{np.mean(values):.2f} ± {error:.2f}" if error else f"{np.mean(values):.2f}"
+    def cell(own: list[dict[str, Any]], key: str, form: str = ".2f") -> str:
+        mean, error = mean_and_error(own, key)
+        return f"{mean:{form}} ± {error:{form}}" if error else f"{mean:{form}}"
 
-        losses = [row["loss"] for row in own]
-        spread = f" ± {np.std(losses):.3f}" if len(own) > 1 else ""
-        cells = [
-            f"{np.mean(losses):.3f}{spread}",
-            *(cell(key) for key in ("jacobi", "recycling", "nats", "entropy")),
-            f"{np.mean([r['parses'] for r in own]):.0%}",
-        ]
-        lines.append(f"| {name} | {steps or ''} | {len(own)} | {' | '.join(cells)} |")
+    for own in by_recipe(rows):
+        cells = [cell(own, "loss", ".3f"), *(cell(own, key) for key in ("jacobi", "recycling", "nats", "entropy"))]
+        parse = f"{np.mean([row['parses'] for row in own]):.0%}"
+        lines.append(f"| {own[0]['recipe']} | {own[0]['steps'] or ''} | {len(own)} | {' | '.join(cells)} | {parse} |")
     return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {PROMPTS} prompts; {rows[-1]['machine']}."])
 
 
@@ -120,13 +128,18 @@ def draw(rows: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     least = min(row["steps"] for row in rows if row["steps"])
-    figure, both = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    groups = sorted(by_recipe(rows), key=lambda own: mean_and_error(own, "jacobi")[0])
+    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
     for axes, key, label in zip(both, ("loss", "nats"), ("held-out loss, nats per token", "nats of its own text under zoo:ar")):
-        for row in rows:
-            axes.errorbar(row[key], row["jacobi"], row["jacobi error"], row.get(f"{key} error"), "o", color="C0")
-            name = row["recipe"] + (f", {row['steps']:,} steps" if row["steps"] > least else "")
-            axes.annotate(name, (row[key], row["jacobi"]), (4, 4), textcoords="offset points", fontsize=7)
-        axes.set(xlabel=label, ylabel="tokens per forward, Jacobi, n = 16", xmargin=0.25)
+        written = 0.0
+        for own in groups:
+            (x, x_error), (y, y_error) = mean_and_error(own, key), mean_and_error(own, "jacobi")
+            axes.errorbar(x, y, y_error, x_error, "o", color="C0")
+            steps = own[0]["steps"]
+            name, written = own[0]["recipe"] + (f", {steps:,} steps" if steps > least else ""), max(y, written + 0.065)
+            line = dict(arrowstyle="-", color="0.7", lw=0.5)
+            axes.annotate(name, (x, y), (x + (0.1 if key == "loss" else 0.3), written), fontsize=7, va="center", arrowprops=line)
+        axes.set(xlabel=label, ylabel="tokens per forward, Jacobi, n = 16", xmargin=0.4)
     figure.savefig(DOCS / "consistency.png", dpi=120)
     pyplot.close(figure)
 
@@ -134,7 +147,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
 def publish(files: list[Path]) -> None:
     """What was measured of zoo:ar, every recipe, seed and number of steps once."""
     found = [row for file in files for row in json.loads(file.read_text()) if row.get("start", BASE.start) == BASE.start]
-    rows = list({(row["recipe"], row["steps"], row["seed"]): row for row in reversed(found)}.values())[::-1]
+    rows = list({(row["recipe"], row["steps"], row["seed"]): row for row in found}.values())
     (DOCS / "consistency.json").write_text(json.dumps(rows, indent=1))
     write_tables("consistency.md", tables(rows))
     draw(rows)

@@ -1,6 +1,6 @@
 """Forwards against their floors and decoding beside the library, on one GPU, in one run; and the page that shows it:
 
-    python bench/gpu.py --json FILE [--without-compiled] [--blas cublaslt]
+    python bench/gpu.py --json FILE [--without-compiled] [--blas cublaslt] [--no-ahead]
     python bench/gpu.py --publish FILE                 (needs no GPU: docs/gpu.md from what was measured)
 
 Shapes of real models with random weights: only time is measured. How many rows methods run, and how many tokens they find, is
@@ -27,6 +27,7 @@ from page import DOCS, write_tables
 import forerun
 from forerun.engine import graphs
 from forerun.engine.pack import Batch
+from forerun.engine.serve import Engine
 from forerun.evaluate.bench import Cell, ceilings, decoding, random_network, timed_cell
 from forerun.evaluate.latency import at, verdicts
 from forerun.evaluate.prompts import CODE
@@ -35,7 +36,7 @@ from forerun.rows import Plan
 
 CUDA, HALF = torch.device("cuda"), torch.bfloat16
 CONTEXT = 1024
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)
 METHODS: list[tuple[str, str, dict[str, Any]]] = [
     ("zoo:ar", "lookup", {}),
     ("zoo:ar", "speculative", {"draft": "zoo:drafter"}),
@@ -267,11 +268,13 @@ def main() -> None:
     parser.add_argument(
         "--without-compiled", action="store_true", help="leave out the library's compiled cache, which takes minutes"
     )
+    parser.add_argument("--no-ahead", action="store_true", help="begin no forward before its tokens are known")
     arguments = parser.parse_args()
     if arguments.publish:
         return publish(json.loads(arguments.publish.read_text()))
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --publish FILE needs none")
+    Engine.goes_ahead = False if arguments.no_ahead else None
     if arguments.blas != "default":
         graphs.FASTER_BY_LT = range(0)
         torch.backends.cuda.preferred_blas_library(arguments.blas)

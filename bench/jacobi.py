@@ -1,7 +1,8 @@
-"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--smollm]
+"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--smollm [ADAPTERS]]
 
 DATA is a folder of .py files or a .jsonl[.xz] corpus; prompts are 64 tokens of its held-out documents, 96 more are decoded
-greedily. Writes docs/jacobi.json and the tables of the page.
+greedily. `--smollm` measures SmolLM2-135M, too; ADAPTERS, a folder that `bench/consistency.py --start smollm --lora 16` left, that
+model distilled. Writes docs/jacobi.json and the tables of the page.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from page import DOCS, write_tables
 
 import forerun
-from forerun import zoo
-from forerun.evaluate.compare import machine, parses
+from forerun.evaluate.compare import machine, parses, surprises
 from forerun.evaluate.prompts import CODE
 from forerun.train.data import Corpus, held_out_corpus
-from forerun.train.objectives import Autoregressive
 
 GIVEN, WRITTEN, MATCHED = 64, 96, 8
 WAYS: dict[str, dict[str, Any]] = {
@@ -38,13 +37,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "lookahead": dict(method="lookahead"),
     "lookup": dict(method="lookup"),
 }
+LARGER = ("ar", "jacobi, n = 16", "+ recycling", "multi-block + recycling", "lookahead", "lookup")  # for models that take longer
 
 
-@torch.no_grad()
-def loss(network: Any, corpus: Corpus) -> float:
-    """Nats per token on 256 windows of 256 tokens."""
-    parts = corpus.held_out(256, 256).split(16)
-    return float(np.mean([float(Autoregressive().loss(network, part)) for part in parts]))
+def loss(model: forerun.Model, corpus: Corpus, count: int) -> float:
+    """Nats per token on held-out windows of 256 tokens."""
+    return float(np.mean(surprises(model, ((w[:1], w[1:]) for w in corpus.held_out(count, 256).tolist()))))
 
 
 def decode(model: Any, prompts: list[Any], batch: int, tokens: int = WRITTEN, **how: Any) -> tuple[list[Any], float]:
@@ -72,24 +70,25 @@ def quality(model: Any, results: list[Any], truth: list[list[int]]) -> dict[str,
     return {"entropy": np.mean(entropies), "parses": np.mean([parses(t) for t in text]), "match": np.mean(matched)}
 
 
-def measure(name: str, network: Any, corpus: Corpus, count: int, ways: dict[str, Any], timed: bool) -> dict[str, Any]:
+def measure(model: forerun.Model, judge: forerun.Model, corpus: Corpus, count: int, ways: Sequence[str]) -> dict[str, Any]:
+    """What every way finds per forward, and how good the text is that all of them write."""
     windows = corpus.held_out(count, GIVEN + MATCHED).tolist()
     prompts, truth = [w[:GIVEN] for w in windows], [w[GIVEN:] for w in windows]
-    model = forerun.from_network(network, zoo.tokenizer(), name=name, lanes=24, max_context=256)
     rows = []
-    for label, how in ways.items():
-        results, _ = decode(model, prompts, 24, **how)
+    for label in ways:
+        results, _ = decode(model, prompts, 24, **WAYS[label])
         tokens, error = per_forward(results)
         rows.append({"way": label, "tokens/forward": tokens, "error": error})
-        rows[-1] |= quality(model, results, truth) if label == "ar" else {}
-        print(name, rows[-1], flush=True)
-    if timed:
-        time_in_turns(model, prompts[:8], rows)
-    return {"model": name, "loss": loss(network, corpus), "rows": rows}
+        if label == "ar":
+            nats = float(np.mean(surprises(judge, [(r.prompt_ids, r.token_ids) for r in results])))
+            rows[-1] |= {"nats": nats, **quality(model, results, truth)}
+        print(model.name, rows[-1], flush=True)
+    return {"model": model.name, "loss": loss(model, corpus, 8 * count), "rows": rows}
 
 
-def time_in_turns(model: Any, prompts: list[Any], rows: list[dict[str, Any]], turns: int = 5) -> None:
+def time_in_turns(model: forerun.Model, corpus: Corpus, rows: list[dict[str, Any]], turns: int = 5) -> None:
     """Tokens per second of every way, in turns, so that what disturbs the machine disturbs all: medians."""
+    prompts = corpus.held_out(8, GIVEN).tolist()
     rates: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(turns):
         for row in rows:
@@ -100,77 +99,73 @@ def time_in_turns(model: Any, prompts: list[Any], rows: list[dict[str, Any]], tu
         row |= {f"tokens/s at {batch}": float(np.median(rates[row["way"], batch])) for batch in (1, 8)}
 
 
-def smollm() -> list[dict[str, Any]]:
-    """A real model that nobody distilled, on the pieces of code that `forerun compare` uses."""
-    model, rows = forerun.load("smollm", lanes=8, max_context=512), []
-    for label in ("ar", "jacobi, n = 16", "+ recycling", "multi-block + recycling", "lookahead", "lookup"):
-        results, seconds = decode(model, CODE, 1, 48, **WAYS[label])
-        batched, together = decode(model, CODE, 8, 48, **WAYS[label])
-        rates = {
-            f"tokens/s at {b}": sum(r.stats.tokens for r in x) / s for b, x, s in ((1, results, seconds), (8, batched, together))
-        }
-        rows.append({"way": label, "tokens/forward": per_forward(results)[0], **rates})
-        print("smollm", rows[-1], flush=True)
-    return rows
+def before_and_after(names: Sequence[str], data: str, count: int, ways: Sequence[str], turns: int) -> list[dict[str, Any]]:
+    """A model, and what was made of it, if there is such a one. Of the last the seconds are taken, too."""
+    models = [forerun.load(name, device="cpu", dtype="float32", lanes=24, max_context=512) for name in names]
+    corpus = held_out_corpus(data, models[0].tokenizer)
+    found = [measure(model, models[0], corpus, count, ways) for model in models]
+    time_in_turns(models[-1], corpus, found[-1]["rows"], turns)
+    return found
 
 
-def tables(report: dict[str, Any]) -> str:
-    lines = ["| model | held-out loss | jacobi, n = 16 | + recycling | entropy | parse | next 8 tokens right |", "|---" * 7 + "|"]
-    for found in report["models"]:
+def models_table(models: list[dict[str, Any]]) -> list[str]:
+    head = ("model", "held-out loss", "jacobi, n = 16", "+ recycling", "its text's nats", "entropy", "parse", "next 8 tokens right")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in models:
         rows = {row["way"]: row for row in found["rows"]}
         cells = [f"{rows[way]['tokens/forward']:.2f} ± {rows[way]['error']:.2f}" for way in ("jacobi, n = 16", "+ recycling")]
         own = rows["ar"]
-        cells += [f"{own['entropy']:.2f}", f"{own['parses']:.0%}", f"{own['match']:.0%}"]
+        cells += [f"{own['nats']:.2f}", f"{own['entropy']:.2f}", f"{own['parses']:.0%}", f"{own['match']:.0%}"]
         lines.append(f"| {found['model']} | {found['loss']:.3f} | {' | '.join(cells)} |")
-    plain = {row["way"]: row for row in report["models"][0]["rows"]}
-    for found in report["models"][1:2]:
-        head = (found["model"], "tokens/forward", "zoo:ar's", "tokens/s, batch 1", "over ar", "batch 8", "over ar")
-        lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        first = found["rows"][0]
-        for row in found["rows"]:
-            cells = [row["way"], f"{row['tokens/forward']:.2f} ± {row['error']:.2f}", f"{plain[row['way']]['tokens/forward']:.2f}"]
-            for key in ("tokens/s at 1", "tokens/s at 8"):
-                cells += [f"{row[key]:.0f}", f"{row[key] / first[key]:.2f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    if report["smollm"]:
-        lines += [
-            "",
-            "| SmolLM2-135M, not distilled | tokens/forward | tokens/s, batch 1 | over ar | batch 8 | over ar |",
-            "|---" * 6 + "|",
-        ]
-        plain = report["smollm"][0]
-        for row in report["smollm"]:
-            rates = "".join(
-                f" {row[f'tokens/s at {b}']:.1f} | {row[f'tokens/s at {b}'] / plain[f'tokens/s at {b}']:.2f} |" for b in (1, 8)
-            )
-            lines.append(f"| {row['way']} | {row['tokens/forward']:.2f} |{rates}")
-    return "\n".join([*lines, "", f"`python bench/jacobi.py DATA --count {report['count']} --smollm`: {report['machine']}."])
+    return lines
+
+
+def ways_table(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Every way on what was made of a model, beside the model."""
+    plain, first = {row["way"]: row for row in before["rows"]}, after["rows"][0]
+    head = (after["model"], "tokens/forward", f"{before['model']}'s", "tokens/s, batch 1", "over ar", "batch 8", "over ar")
+    lines = ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in after["rows"]:
+        cells = [row["way"], f"{row['tokens/forward']:.2f} ± {row['error']:.2f}", f"{plain[row['way']]['tokens/forward']:.2f}"]
+        for key in ("tokens/s at 1", "tokens/s at 8"):
+            cells += [f"{row[key]:.0f}", f"{row[key] / first[key]:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def tables(report: dict[str, Any]) -> str:
+    ours, theirs = report["models"], report["smollm"]
+    lines = [*models_table([*ours, *theirs]), *ways_table(*ours)]
+    if theirs:
+        lines += ways_table(theirs[0], theirs[-1])
+    return "\n".join(
+        [*lines, "", f"`python bench/jacobi.py DATA --count {report['count']} --smollm ADAPTERS`: {report['machine']}."]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--count", type=int, default=32)
-    parser.add_argument("--smollm", action="store_true")
+    parser.add_argument("--smollm", nargs="?", const="", metavar="ADAPTERS", help="SmolLM2-135M, and with these adapters")
     parser.add_argument("--times", action="store_true", help="measure only the seconds of zoo:consistency anew")
     arguments = parser.parse_args()
-    corpus = held_out_corpus(arguments.data, zoo.tokenizer())
     if arguments.times:
-        return retime(corpus)
-    models = [
-        measure(f"zoo:{name}", zoo.load(name, torch.float32, "cpu")[0], corpus, arguments.count, WAYS, timed=name == "consistency")
-        for name in ("ar", "consistency")
-    ]
-    report = {"machine": machine(), "count": arguments.count, "models": models, "smollm": smollm() if arguments.smollm else []}
-    publish(report)
+        return retime(arguments.data)
+    ours = before_and_after(("zoo:ar", "zoo:consistency"), arguments.data, arguments.count, list(WAYS), turns=5)
+    theirs = []
+    if arguments.smollm is not None:
+        names = ["smollm", *([f"smollm+{arguments.smollm}"] if arguments.smollm else [])]
+        theirs = before_and_after(names, arguments.data, arguments.count // 2, LARGER, turns=2)
+        theirs[-1]["model"] = "smollm, distilled" if arguments.smollm else "smollm"
+    publish({"machine": machine(), "count": arguments.count, "models": ours, "smollm": theirs})
 
 
-def retime(corpus: Corpus) -> None:
+def retime(data: str) -> None:
     """The seconds are short and easily disturbed; what takes long need not be decoded again for them."""
     report = json.loads((DOCS / "jacobi.json").read_text())
-    found = next(m for m in report["models"] if m["model"] == "zoo:consistency")
-    prompts = [w[:GIVEN] for w in corpus.held_out(report["count"], GIVEN + MATCHED).tolist()]
-    time_in_turns(forerun.load("zoo:consistency", lanes=8, max_context=256), prompts[:8], found["rows"])
+    model = forerun.load("zoo:consistency", lanes=24, max_context=512)
+    time_in_turns(model, held_out_corpus(data, model.tokenizer), report["models"][1]["rows"])
     publish({**report, "machine": machine()})
 
 

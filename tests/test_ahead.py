@@ -103,6 +103,11 @@ def test_cancelled_between_two_forwards(ahead):
     assert stays.results()[0].token_ids == late.results()[0].token_ids == expected
 
 
+def far(law_BV, sample):
+    """A rule whose outcome is no token."""
+    return (sample(law_BV) + 10**6,)
+
+
 @method("contrary", guarantee="approximate", reference="contrary")
 async def contrary(seq: Canvas, target: Conditional) -> None:
     """Draw a token, and now and then write another, or look at the text in another way."""
@@ -113,6 +118,9 @@ async def contrary(seq: Canvas, target: Conditional) -> None:
         if seq.filled % 5 == 0 and not seq.done:
             [law_LV] = await target.conditionals(seq, [token, token])
             seq.fill(seq.next(1), await seq.draw(draw, law_LV[-1]), "said")
+        if seq.filled % 7 == 0 and not seq.done:
+            [number] = await seq.draw(far, await target.following(seq))
+            seq.fill(seq.next(1), [number - 10**6], "said")
 
 
 def test_what_is_asked_instead_is_answered(ahead):
@@ -121,6 +129,14 @@ def test_what_is_asked_instead_is_answered(ahead):
     expected = said(m.generate(PROMPTS, method="contrary", temperature=1.0, max_tokens=20))
     m.engine.goes_ahead = True
     assert said(m.generate(PROMPTS, method="contrary", temperature=1.0, max_tokens=20)) == expected and ahead
+
+
+def test_nothing_is_begun_behind_the_last_position(ahead):
+    """A text that fills the context has no next token, though a lane has slots for tails behind it."""
+    m = fresh(lanes=1)
+    for length in (158, 159):
+        prompt = [i % 200 for i in range(length)]
+        assert len(m.generate(prompt, max_tokens=160 - length, ignore_eos=True).token_ids) == 160 - length
 
 
 def test_other_methods_beside_it(ahead):

@@ -445,6 +445,13 @@ class TestBadInput:
         assert "error" in empty.as_dict() and "error" not in good.as_dict()
 
 
+def test_two_who_iterate_over_the_same_requests_both_end():
+    jobs = fresh().submit(["hi", "ho"], max_tokens=4, ignore_eos=True, text=True)
+    first = iter(jobs)
+    next(first)
+    assert list(jobs) and list(first) == []
+
+
 def test_a_shorter_draft_context_bounds_the_request():
     small = forerun.from_network(tiny.build("llama", 1), tiny.tokenizer(), name="small", lanes=1, max_context=32)
     m = fresh()

@@ -9,6 +9,7 @@ import torch
 
 from forerun.backbones import attention
 from forerun.engine.cache import Memo
+from forerun.engine.pack import stack
 from forerun.engine.serve import Engine
 from tests.conftest import ARCHITECTURES, PROMPTS, fresh, model
 
@@ -274,6 +275,19 @@ def test_a_text_goes_to_the_lane_that_holds_most_of_it():
     m.backbone.forward = lambda batch, slots: rows.append(len(batch.tokens_T)) or original(batch, slots)
     m.generate([*range(50, 80), 7], max_tokens=1)
     assert rows == [2] or rows == [1]
+
+
+def test_laws_of_one_forward_are_stacked_without_a_copy_and_others_with_one():
+    whole = torch.arange(60.0).view(6, 10)
+    pieces = list(whole.split(2))
+    for some in (pieces, pieces[1:], [p[0] for p in whole[:, None]], [whole[:, 0], whole[:, 1]]):
+        assert torch.equal(stack(some, whole.device), torch.stack(some))
+    assert stack(pieces, whole.device).data_ptr() == whole.data_ptr()
+    apart = [pieces[1], pieces[0]], [pieces[0], pieces[2]], [pieces[0], pieces[0]], [pieces[0], pieces[1].clone()]
+    for some in apart:
+        assert torch.equal(stack(some, whole.device), torch.stack(some))
+    unequal = stack([whole[:2], whole[2:3]], whole.device)
+    assert unequal.shape == (2, 2, 10) and torch.equal(unequal[1, 0], whole[2]) and not unequal[1, 1].any()
 
 
 def test_a_finished_request_keeps_no_laws():

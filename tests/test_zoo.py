@@ -23,8 +23,7 @@ def test_every_shipped_model_has_a_recipe_a_card_and_a_curve():
         assert all(read(stage).objective for stage in zoo.stages(name))
         card = (zoo.HOME / "cards" / f"{name}.md").read_text()
         assert card.startswith(f"# zoo:{name}\n") and "Licence" in card and "**Commit**" in card
-        if name != "consistency":  # whose card says why there is none
-            assert (zoo.HOME / "curves" / f"{name}.csv").read_text().startswith("step,tokens,loss,valid_loss")
+        assert (zoo.HOME / "curves" / f"{name}.csv").read_text().startswith("step,tokens,loss,valid_loss")
 
 
 def test_the_zoo_is_small_enough_to_ship():

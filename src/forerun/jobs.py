@@ -134,7 +134,7 @@ class Jobs:
                     yield index, piece
                 if self.jobs[index].ticket.over:  # type: ignore[union-attr]
                     awaited.discard(index)
-            if not awaited:
+            if not awaited or not self.engine.busy:  # somebody else may have served them
                 return
             self.engine.step()
 

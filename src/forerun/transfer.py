@@ -25,7 +25,7 @@ class Coming:
         if tensor.device.type == "cuda":
             self._here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))  # which need not be the current device
 
     def there(self) -> list[Any]:
         """Its numbers, as soon as they have arrived."""

@@ -40,7 +40,8 @@ class Ahead:
     def batch(self, drawn_B: Tensor) -> Batch:
         work = [(ticket.lane, plan, plan.stored - 1) for ticket, plan in self.plans.items()]
         batch = Batch(work, self.host.room, self.host.backbone.device)  # type: ignore[arg-type]
-        batch.drawn_T = drawn_B.clamp(min=0)  # -1 is a law without an outcome, whose request is about to fail
+        # What is no token is not asked about: -1 of a law without an outcome, or what a rule drew that is about something else.
+        batch.drawn_T = drawn_B.clamp(0, self.host.backbone.vocab - 1)
         return batch
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -68,9 +69,9 @@ def _next_plan(ticket: Ticket, host: Host) -> Plan | None:
     if ask is None or ask.drafting or ask.host is not host or ticket.seq.at_last:
         return None
     plan = one_later(ask.plan)
-    if plan is None or plan.stored > host.room or host.memos[ticket.lane].start(plan) != plan.stored - 1:  # type: ignore[index]
+    if plan is None or plan.stored > min(host.room, host.backbone.context):
         return None
-    return plan
+    return plan if host.memos[ticket.lane].start(plan) == plan.stored - 1 else None  # type: ignore[index]
 
 
 def _same(one: Plan, other: Plan) -> bool:

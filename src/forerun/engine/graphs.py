@@ -20,7 +20,7 @@ import warnings
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -94,7 +94,7 @@ class Fixed:
         if batch.drawn_T is not None:
             self.tokens_T[:count] = batch.drawn_T
         if self._filled is not None:
-            self._filled.record()
+            self._filled.record(torch.cuda.current_stream(self.device))
 
 
 class Runner:
@@ -118,7 +118,10 @@ class Runner:
         """Logits of the rows that are read. `began` is called when the device is about to be set to work."""
         if self.captures:
             try:
-                return self._captured(batch, began)
+                with (
+                    torch.cuda.device(batch.device) if batch.device.type == "cuda" else nullcontext()
+                ):  # captures are of the current
+                    return self._captured(batch, began)
             except Exception as error:  # whatever stands in the way, the plain code can do it
                 self.captures, batch.tiles = False, None
                 self.captured.clear()
@@ -204,7 +207,11 @@ def products_for(rows: int) -> Iterator[None]:
 @contextmanager
 def unheard() -> Iterator[None]:
     """Drop what is written to standard error, by libraries that know no other way to warn."""
-    there, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        there, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is none, as in a daemon
+        yield
+        return
     os.dup2(nowhere, 2)
     try:
         yield

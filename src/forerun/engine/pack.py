@@ -202,6 +202,22 @@ def stack(values: Sequence[Any], device: torch.device) -> Tensor | None:
     values = [v.to(device) for v in values]
     if len(values) == 1:
         return values[0][None]
+    if _follow_each_other(values):
+        return values[0].as_strided((len(values), *values[0].shape), (values[0].numel(), *values[0].stride()))
     if len({v.shape for v in values}) == 1:
         return torch.stack(list(values))
     return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+
+
+def _follow_each_other(values: Sequence[Tensor]) -> bool:
+    """Are they pieces of one tensor, one behind the other, as the laws of one forward are? They need not be copied."""
+    first, size = values[0], values[0].numel()
+    memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+    return size > 0 and all(
+        v.shape == first.shape
+        and v.dtype == first.dtype
+        and v.is_contiguous()
+        and v.storage_offset() == begin + i * size
+        and v.untyped_storage().data_ptr() == memory
+        for i, v in enumerate(values)
+    )

@@ -224,7 +224,7 @@ class Clock:
         """What the GPU does from the last mark to here is called so."""
         if self.asks and device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(device))
             self._marks.append((name, event))
 
     def settle(self) -> None:
@@ -368,7 +368,7 @@ class Engine:
 
     def _draw(self, tickets: list[Ticket]) -> list[Any]:
         """Answer all draws, one batch per kind of rule, with a single transfer from the device at the end."""
-        began = time.perf_counter()
+        began, self._ahead = time.perf_counter(), None
         kinds: dict[Any, list[int]] = {}
         for i, ticket in enumerate(tickets):
             wanted: Draw = ticket.waits_for  # type: ignore[assignment]
@@ -400,10 +400,12 @@ class Engine:
         """Begin the forward that all will ask for when they know what they drew, if there is one; nobody may be left out, or
         batches would fall apart."""
         on_its_own = outcome.device.type == "cuda" if self.goes_ahead is None else self.goes_ahead
-        self._ahead = Ahead.guess(tickets) if on_its_own and outcome.shape[1] == 1 and len(tickets) == len(self.live) else None
-        if self._ahead is not None:
-            self._ahead.logits_RV = self._timed_forward(self._ahead.host, self._ahead.batch(outcome[:, 0]))
-        return self._ahead
+        could_be_tokens = outcome.shape[1] == 1 and not outcome.is_floating_point()
+        ahead = Ahead.guess(tickets) if on_its_own and could_be_tokens and len(tickets) == len(self.live) else None
+        if ahead is not None:
+            ahead.logits_RV = self._timed_forward(ahead.host, ahead.batch(outcome[:, 0]))
+        self._ahead = ahead
+        return ahead
 
     def _apply(self, wants: list[Draw]) -> Tensor:
         """One rule for all who want it: [members, outcomes of the rule]."""
@@ -436,6 +438,7 @@ class Engine:
         """Answer those whose forward was begun already."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
+        self.clock.mark("host", ahead.host.backbone.device)  # what the device waited for, should it have
         for ticket in tickets:
             plan = ahead.plans[ticket]
             ahead.host.memos[ticket.lane].ran(plan, plan.stored - 1)  # type: ignore[index]

@@ -128,7 +128,7 @@ def _train(
     out.mkdir(parents=True, exist_ok=True)
     step, seconds = _resume(out / "checkpoint.pt", recipe, network, optimiser)
     network, optimiser = accelerator.prepare(network, optimiser)
-    forward = torch.compile(network) if on_gpu else network
+    forward = torch.compile(network) if on_gpu and not recipe.lora else network  # hundreds of adapters take minutes to compile
     objective = make(recipe.objective, recipe.options)
     with accelerator.main_process_first():
         network.eval()
