@@ -2,6 +2,7 @@
 
     python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...]
     python bench/consistency.py DATA --out FOLDER --start smollm --lora 8 --batch 32 --rate 3e-4 --texts 2048 --only base
+    python bench/consistency.py DATA --out FOLDER --start zoo:consistency --only base "blocks of 32"       (a second round)
     python bench/consistency.py --publish FILE [FILE ...]           (docs/consistency.md by such results)
 
 The first recipe is that of zoo:consistency; every other differs from it in what its name says. DATA is a folder of .py files or
@@ -50,6 +51,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "real text x 5": {"real_weight": 5.0},
     "blocks of 32": {"block": 32, "blocks": 6, "window": 6},
 }
+SECOND = "second round: "
 PROMPTS = 64
 
 
@@ -64,7 +66,7 @@ def made(name: str, recipe: Recipe, corpus: Corpus, out: Path) -> Any:
         (folder / "trajectories").symlink_to(shared.resolve())
     network = train(recipe, corpus, folder)
     (folder / "checkpoint.pt").unlink()  # what matters is kept below, in a tenth of the space
-    if recipe.start == BASE.start:
+    if str(recipe.start).startswith("zoo:"):
         write(folder / "weights.safetensors", network)
     return network
 
@@ -80,6 +82,7 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe)
     plain, _ = decode(model, prompts, PROMPTS, method="ar")
     ways = {
         "jacobi": dict(method="jacobi", block=16, start=start),
+        "jacobi 32": dict(method="jacobi", block=32, start=start),
         "recycling": dict(method="multiblock", block=16, blocks=1, refill=True, start=start),
     }
     for label, way in ways.items():
@@ -94,7 +97,7 @@ def by_recipe(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["recipe"], row["steps"]), []).append(row)
-    order = list(RECIPES)
+    order = [BASE.start, *RECIPES, *(SECOND + name for name in ("zoo:consistency", *RECIPES))]
     place = lambda key: (order.index(key[0]) if key[0] in order else -1, -key[1])  # noqa: E731
     return [groups[key] for key in sorted(groups, key=place)]
 
@@ -145,8 +148,12 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def publish(files: list[Path]) -> None:
-    """What was measured of zoo:ar, every recipe, seed and number of steps once."""
-    found = [row for file in files for row in json.loads(file.read_text()) if row.get("start", BASE.start) == BASE.start]
+    """What was measured of zoo:ar and of what was made of it, every recipe, seed and number of steps once."""
+    found = [row for file in files for row in json.loads(file.read_text())]
+    for row in found:
+        if row.get("start") == "zoo:consistency" and not row["recipe"].startswith(SECOND):
+            row["recipe"] = SECOND + row["recipe"]
+    found = [row for row in found if row.get("start", BASE.start) in (BASE.start, "zoo:consistency")]
     rows = list({(row["recipe"], row["steps"], row["seed"]): row for row in found}.values())
     (DOCS / "consistency.json").write_text(json.dumps(rows, indent=1))
     write_tables("consistency.md", tables(rows))
@@ -179,7 +186,8 @@ def main() -> None:
     out = arguments.out / Path(arguments.start.replace(":", "-")).name  # another model has other tokens and texts
     out.mkdir(parents=True, exist_ok=True)
     corpus = tokenise(arguments.data, tokenizer_of(base), out / "tokens.npz")
-    judge, results = forerun.load(arguments.start), out / "results.json"
+    judge = forerun.load(BASE.start if arguments.start.startswith("zoo:") else arguments.start)
+    results = out / "results.json"
     rows = json.loads(results.read_text()) if results.exists() else []
 
     def keep(name: str, recipe: Recipe, steps: int, seconds: float, network: Any) -> None:

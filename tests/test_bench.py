@@ -116,7 +116,8 @@ def test_the_clock_tells_what_the_device_did_from_mark_to_mark(monkeypatch):
         def __init__(self, enable_timing):
             assert enable_timing
 
-        def record(self):
+        def record(self, stream):
+            assert stream == "the stream of cuda"
             self.at = Event.now
 
         def synchronize(self):
@@ -126,6 +127,7 @@ def test_the_clock_tells_what_the_device_did_from_mark_to_mark(monkeypatch):
             return 1e3 * (other.at - self.at)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     clock, device = Clock(asks=True), torch.device("cuda")
     clock.forward = clock.rules = 99.0  # what the host thought
     for _ in range(2):
