@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import cache
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -42,6 +43,11 @@ def fresh(arch: str = "llama", dtype: torch.dtype = torch.float32, lanes: int = 
     return forerun.from_network(
         tiny.build(arch, seed, dtype, **changes), tiny.tokenizer(), name="fresh", lanes=lanes, max_context=160
     )
+
+
+def hears_ctrl_c() -> None:
+    """For `preexec_fn`: a process that was started in the background hears no interrupt, and neither do those it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from forerun.engine.serve import Clock
 from forerun.errors import BadOption, NoRoom
 from forerun.evaluate.bench import SHAPES, Cell, decoding, draw, floor_of, forwards, random_model
 from forerun.rows import Plan, causal_rows
-from tests.conftest import fresh
+from tests.conftest import fresh, hears_ctrl_c
 
 runner = CliRunner()
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_the_command_line_prints_both_and_refuses_nonsense():
 
 def test_an_interrupted_command_says_so():
     words = ["-c", "from forerun.cli import main; main()", "bench", "forward", "--shape", "smollm2-135m", "--turns", "99"]
-    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c) as running:
         time.sleep(8)
         running.send_signal(signal.SIGINT)
         assert "interrupted" in running.communicate(timeout=60)[1] and running.returncode == 130

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from forerun.checkpoints import tiny
 from forerun.cli import app, main
+from tests.conftest import hears_ctrl_c
 
 runner = CliRunner()
 
@@ -204,7 +205,8 @@ def test_ctrl_c_prints_what_was_decoded_so_far():
             "main()",
         ]
     )
-    process = subprocess.Popen([sys.executable, "-c", slow, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", slow, *words], **pipes, preexec_fn=hears_ctrl_c)
     seen = 0
     while seen < 5:
         seen += "forward" in process.stderr.readline()

@@ -10,7 +10,17 @@ import torch
 from forerun.errors import BadOption
 from forerun.evaluate import sandbox
 from forerun.evaluate.metrics import mean, rouge, shannon_entropy, t_test
-from forerun.evaluate.tasks import How, humaneval, perplexity, read_programs, read_stories, scattered, scattered_canvases, stories
+from forerun.evaluate.tasks import (
+    How,
+    functions,
+    humaneval,
+    perplexity,
+    read_programs,
+    read_stories,
+    scattered,
+    scattered_canvases,
+    stories,
+)
 from tests.conftest import model
 from tests.test_cli import run
 
@@ -151,6 +161,29 @@ def test_a_task_that_does_not_fit_counts_as_not_solved():
     long = {**TASK, "prompt": "# " + "x" * 500 + "\n" + TASK["prompt"]}
     [row] = humaneval(model("any-subset"), [How("assd")], [TASK, long])
     assert row.measures["pass@1"].samples == 2
+
+
+def test_a_function_passes_when_its_body_is_right_and_ends_where_another_begins(tmp_path, monkeypatch):
+    (tmp_path / "t.jsonl").write_text(json.dumps({k: TASK[k] for k in ("prompt", "test", "entry_point")}) + "\n")
+    tasks = read_programs(str(tmp_path / "t.jsonl"), fields=())
+    m = model("llama")
+    original = type(m).generate
+
+    def writes(body):
+        def generate(self, prompts, **options):
+            assert prompts == ["def add(a, b):"] * len(prompts) and "\ndef " in options["stop"]
+            results = original(self, prompts, **{**options, "max_tokens": 4})
+            return [type(r)(**{**vars(r), "text": body}) for r in results]
+
+        return generate
+
+    for body, passes in (("\n    return a + b", 100), ("\n    return a - b", 0), ("\n    while True: pass", 0)):
+        monkeypatch.setattr(type(m), "generate", writes(body))
+        rows = functions(m, [How("ar"), How("jacobi")], tasks, trials=2, batch=1, seconds=1.0, longest=4)
+        assert [row.measures["pass@1"].mean for row in rows] == [passes] * 2
+        assert rows[0].measures["pass@1"].samples == 2 and rows[0].measures["tokens/forward"].mean == 1
+    [row] = functions(m, [How("ar")], [tasks[0], {**tasks[0], "prompt": "# " + "x" * 500}], longest=4)
+    assert row.measures["pass@1"].samples == 2, "what does not fit is not solved"
 
 
 class TestCommand:

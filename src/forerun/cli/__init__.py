@@ -98,11 +98,13 @@ def compare(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def evaluate(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(help="scattered, stories or humaneval.")],
+    task: Annotated[str, typer.Argument(help="scattered, stories, humaneval or functions.")],
     method: Annotated[
         list[str] | None, typer.Option("--method", help="METHOD or METHOD:DRAFT; repeat the flag. Default: by the model's kind.")
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", help="A model that fills holes.")] = "zoo:any-subset",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The model: one that fills holes, but for functions.")
+    ] = "zoo:any-subset",
     data: Annotated[
         str | None, typer.Option(help="The task's file; for scattered: a folder of .py files or a .jsonl[.xz].")
     ] = None,
@@ -111,7 +113,7 @@ def evaluate(
     length: Annotated[int, typer.Option(help="scattered: tokens per sequence.")] = 256,
     judge: Annotated[str, typer.Option(help="scattered: a left-to-right model with the same tokens, or none.")] = "zoo:ar",
     missing: Annotated[int, typer.Option(help="stories: sentences that are missing, 1 or 3.")] = 1,
-    trials: Annotated[int, typer.Option(help="stories, humaneval: completions of each.")] = 1,
+    trials: Annotated[int, typer.Option(help="stories, humaneval, functions: completions of each.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1,
     seed: Annotated[int, typer.Option(help="Same seed, same output.")] = 0,

@@ -15,15 +15,20 @@ from rich.table import Table
 from forerun.cli.generate import aside, load
 from forerun.errors import BadOption, unknown
 
-TASKS = ("scattered", "stories", "humaneval")
+TASKS = ("scattered", "stories", "humaneval", "functions")
 SHOWN = {
     "scattered": ("model", "known", "length", "judge", "temperature", "batch", "machine"),
     "stories": ("model", "missing", "trials", "temperature", "batch", "machine"),
     "humaneval": ("model", "trials", "temperature", "batch", "machine"),
+    "functions": ("model", "trials", "temperature", "batch", "machine"),
 }
 MISSING = {1: (2,), 3: (1, 2, 3)}  # sentences that are missing, from 0
 DEFAULTS = {"any-subset": ("sequential", "assd", "assd:ngram"), "masked": ("stepwise", "ssd")}
-NEEDS_DATA = {"stories": "a file of five-sentence stories", "humaneval": "a file of HumanEval infilling tasks"}
+NEEDS_DATA = {
+    "stories": "a file of five-sentence stories",
+    "humaneval": "a file of HumanEval infilling tasks",
+    "functions": "a file of HumanEval tasks",
+}
 
 
 def run(task: str, name: str, methods: Sequence[str] | None, options: dict[str, Any], how: dict[str, Any], as_json: bool) -> None:
@@ -76,6 +81,9 @@ def _run(task: str, model: Any, hows: Sequence[Any], how: dict[str, Any], progre
     if task == "stories":
         told = tasks.read_stories(how["data"])[:count]
         return tasks.stories(model, hows, told, missing=MISSING[how["missing"]], trials=how["trials"], **common)
+    if task == "functions":
+        programs = tasks.read_programs(how["data"], fields=())[:count]
+        return tasks.functions(model, hows, programs, trials=how["trials"], **common)
     programs = tasks.read_programs(how["data"])[:count]
     return tasks.humaneval(model, hows, programs, trials=how["trials"], **common)
 

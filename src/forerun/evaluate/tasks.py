@@ -3,6 +3,7 @@
 - `scattered`: held-out text of which a share of tokens, at random places, is given (Guo & Ermon, Tables 1, 4, 5, 6 and 8).
 - `stories`: one or three sentences of five are missing (Table 3). ROUGE against what stood there.
 - `humaneval`: one line of a program is missing (Table 2). Does the program pass its tests?
+- `functions`: a function's body is to be written after its signature and docstring (HumanEval). Does it pass its tests?
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from forerun.evaluate.certify import laws_along
 from forerun.evaluate.metrics import Mean, mean, rouge, shannon_entropy, t_test
 from forerun.infilling import Infilled
 from forerun.parameters import Sampling
+from forerun.result import Result
 
 Progress = Callable[[int, int], None]
+ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\n```")  # behind a function's body
 
 
 @dataclass(frozen=True)
@@ -65,25 +68,26 @@ class Row:
 
 def decode(model: Model, how: How, canvases: Sequence[Any], batch: int, **options: Any) -> list[tuple[Infilled, float]]:
     """Fill every canvas (token ids with None), each with a seed of its own; with the seconds that each took, shared in a batch."""
-    found: list[tuple[Infilled, float]] = []
-    for first in range(0, len(canvases), batch):
-        some = canvases[first : first + batch]
+    fill = lambda some, **own: model.infill(token_ids=[list(c) for c in some], **own)  # noqa: E731
+    return list(_in_batches(fill, how, canvases, batch, options))
+
+
+def _in_batches(
+    decoding: Callable[..., Any], how: How, things: Sequence[Any], batch: int, options: dict[str, Any]
+) -> Iterator[tuple[Any, float]]:
+    for first in range(0, len(things), batch):
+        some = things[first : first + batch]
+        seed = options.get("seed", 0) * 1_000_003 + first
         began = time.perf_counter()
-        results = model.infill(
-            token_ids=[list(c) for c in some],
-            method=how.method,
-            draft=how.draft,
-            **{**how.options, **options, "seed": options.get("seed", 0) * 1_000_003 + first},
-        )
+        results = decoding(some, method=how.method, draft=how.draft, **{**how.options, **options, "seed": seed})
         seconds = (time.perf_counter() - began) / len(some)
         for result in results:
             if result.error is not None:
                 raise result.error
-        found += [(result, seconds) for result in results]
-    return found
+            yield result, seconds
 
 
-def costs(how: How, results: Sequence[tuple[Infilled, float]]) -> dict[str, list[float]]:
+def costs(how: How, results: Sequence[tuple[Infilled | Result, float]]) -> dict[str, list[float]]:
     """What each sequence took. A drafter of its own is called once per verdict, or runs forwards that are counted."""
     stats = [result.stats for result, _ in results]
     verdicts = [sum(bool(event.drafted) for event in result.trace) if how.draft else 0 for result, _ in results]
@@ -187,11 +191,11 @@ def _gap(model: Model, before: str, truth: str, after: str) -> tuple[list[int | 
     return [None if a < end and b > start else token for token, (a, b) in zip(encoded.input_ids, encoded.offset_mapping)], truth
 
 
-def read_programs(file: str) -> list[dict[str, str]]:
-    """HumanEval infilling tasks: JSON lines with prompt, suffix, canonical_solution, test and entry_point."""
+def read_programs(file: str, fields: Sequence[str] = ("suffix", "canonical_solution")) -> list[dict[str, str]]:
+    """HumanEval tasks: JSON lines with prompt, test and entry_point; where a line is missing, also with suffix and solution."""
     tasks = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
     for number, task in enumerate(tasks, 1):
-        absent = {"prompt", "suffix", "canonical_solution", "test", "entry_point"} - task.keys()
+        absent = {"prompt", "test", "entry_point", *fields} - task.keys()
         if absent:
             raise BadOption(f"{file}: task {number} has no {', '.join(sorted(absent))}.")
     return tasks
@@ -219,10 +223,43 @@ def humaneval(
         results = decode(model, how, canvases, batch, temperature=temperature, seed=seed + i)
         passed = []
         for (result, _), j in zip(results, fits * trials):
-            program = "\n".join([model.decode(result.token_ids), tasks[j]["test"], f"check({tasks[j]['entry_point']})"])
-            passed.append(100.0 * sandbox.run(program, seconds).passed)
+            passed.append(100.0 * _passes(tasks[j], model.decode(result.token_ids), seconds))
             progress(i * len(fits) * trials + len(passed), total)
         passed += [0.0] * (len(tasks) - len(fits)) * trials  # a task that does not fit is a task not solved
+        rows.append(Row(how.label, {"pass@1": mean(passed), **{k: mean(v) for k, v in costs(how, results).items()}}))
+    return rows
+
+
+def _passes(task: dict[str, str], program: str, seconds: float) -> bool:
+    return sandbox.run("\n".join([program, task["test"], f"check({task['entry_point']})"]), seconds).passed
+
+
+def functions(
+    model: Model,
+    hows: Sequence[How],
+    tasks: Sequence[dict[str, str]],
+    *,
+    trials: int = 1,
+    temperature: float = 0.0,
+    batch: int = 8,
+    seed: int = 0,
+    seconds: float = 5.0,
+    longest: int = 256,
+    progress: Progress = lambda done, total: None,
+) -> list[Row]:
+    """The body is written after signature and docstring, up to the first line that belongs to something else; pass@1 is the share
+    of functions that pass their tests."""
+    prompts = [task["prompt"].rstrip() for task in tasks]  # a line break and half an indentation would be odd tokens to go on from
+    fits = [i for i, prompt in enumerate(prompts) if len(model.tokenizer(prompt).input_ids) + longest <= model.context]  # type: ignore[misc]
+    rows, total = [], len(hows) * len(fits) * trials
+    for number, how in enumerate(hows):
+        options = dict(temperature=temperature, max_tokens=longest, stop=ENDS, seed=seed + number)
+        passed, results = [], []
+        for i, found in zip(fits * trials, _in_batches(model.generate, how, [prompts[i] for i in fits] * trials, batch, options)):
+            passed.append(100.0 * _passes(tasks[i], prompts[i] + found[0].text, seconds))
+            results.append(found)
+            progress(number * len(fits) * trials + len(passed), total)
+        passed += [0.0] * (len(tasks) - len(fits)) * trials
         rows.append(Row(how.label, {"pass@1": mean(passed), **{k: mean(v) for k, v in costs(how, results).items()}}))
     return rows
 
