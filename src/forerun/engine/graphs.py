@@ -20,7 +20,7 @@ import warnings
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -118,9 +118,7 @@ class Runner:
         """Logits of the rows that are read. `began` is called when the device is about to be set to work."""
         if self.captures:
             try:
-                with (
-                    torch.cuda.device(batch.device) if batch.device.type == "cuda" else nullcontext()
-                ):  # captures are of the current
+                with made_current(batch.device):
                     return self._captured(batch, began)
             except Exception as error:  # whatever stands in the way, the plain code can do it
                 self.captures, batch.tiles = False, None
@@ -161,6 +159,11 @@ class Runner:
 
     def _bytes(self) -> int:
         return sum(size.reads for size in self.captured) * self.backbone.vocab * self.backbone.dtype.itemsize
+
+
+def made_current(device: torch.device) -> AbstractContextManager[Any]:
+    """Captures and Triton's kernels are of the current device, which need not be the model's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def programs_for(device: torch.device) -> int:
