@@ -195,6 +195,14 @@ class TestCommand:
         assert [row["how"] for row in report["rows"]] == ["sequential", "assd [k=3]", "assd (ngram) [k=3]"]
         assert report["machine"] and report["rows"][0]["perplexity"]["mean"] > 1
 
+    @pytest.mark.parametrize("text", ["# no JSON", "[1]", '{"prompt": "x"}', None])
+    def test_a_file_that_holds_no_tasks_is_named(self, tmp_path, text):
+        if text is not None:
+            (tmp_path / "t.jsonl").write_text(text)
+        for task in ("functions", "humaneval", "stories"):
+            said = run("evaluate", task, "--data", tmp_path / "t.jsonl", "--model", "zoo:any-subset", "--method", "assd").exception
+            assert isinstance(said, BadOption) and "t.jsonl" in str(said)
+
     def test_mistakes_are_named(self):
         assert "'scattered'" in str(run("evaluate", "scatterd").exception)
         assert "--data" in str(run("evaluate", "humaneval").exception)

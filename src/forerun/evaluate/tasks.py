@@ -146,13 +146,30 @@ def scattered(
     return rows
 
 
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadOption(f"data={file!r} cannot be read: {error}") from error
+
+
+def _object(file: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BadOption(f"{file}:{number} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BadOption(f"{file}:{number} is no JSON object.")
+    return found
+
+
 def read_stories(file: str) -> list[list[str]]:
     """Five sentences a story: JSON lines with "sentences", or lines of five fields with tabs between them."""
     stories = []
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_lines(file), 1):
         if not line.strip():
             continue
-        sentences = json.loads(line)["sentences"] if line.lstrip().startswith("{") else line.split("\t")
+        sentences = _object(file, number, line).get("sentences", ()) if line.lstrip().startswith("{") else line.split("\t")
         if len(sentences) != 5:
             raise BadOption(f"{file}:{number} has {len(sentences)} sentences, and a story has five.")
         stories.append([s.strip() for s in sentences])
@@ -193,7 +210,7 @@ def _gap(model: Model, before: str, truth: str, after: str) -> tuple[list[int | 
 
 def read_programs(file: str, fields: Sequence[str] = ("suffix", "canonical_solution")) -> list[dict[str, str]]:
     """HumanEval tasks: JSON lines with prompt, test and entry_point; where a line is missing, also with suffix and solution."""
-    tasks = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    tasks = [_object(file, number, line) for number, line in enumerate(_lines(file), 1) if line.strip()]
     for number, task in enumerate(tasks, 1):
         absent = {"prompt", "test", "entry_point", *fields} - task.keys()
         if absent:
