@@ -28,6 +28,7 @@ from forerun.parameters import Sampling
 from forerun.result import Result
 
 Progress = Callable[[int, int], None]
+Task = dict[str, str]
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n@", "\n```")  # behind a function's body
 
 
@@ -68,8 +69,11 @@ class Row:
 
 def decode(model: Model, how: How, canvases: Sequence[Any], batch: int, **options: Any) -> list[tuple[Infilled, float]]:
     """Fill every canvas (token ids with None), each with a seed of its own; with the seconds that each took, shared in a batch."""
-    fill = lambda some, **own: model.infill(token_ids=[list(c) for c in some], **own)  # noqa: E731
-    return list(_in_batches(fill, how, canvases, batch, options))
+    return list(_in_batches(_filling(model), how, canvases, batch, options))
+
+
+def _filling(model: Model) -> Callable[..., Any]:
+    return lambda canvases, **how: model.infill(token_ids=[list(c) for c in canvases], **how)
 
 
 def _in_batches(
@@ -208,7 +212,7 @@ def _gap(model: Model, before: str, truth: str, after: str) -> tuple[list[int | 
     return [None if a < end and b > start else token for token, (a, b) in zip(encoded.input_ids, encoded.offset_mapping)], truth
 
 
-def read_programs(file: str, fields: Sequence[str] = ("suffix", "canonical_solution")) -> list[dict[str, str]]:
+def read_programs(file: str, fields: Sequence[str] = ("suffix", "canonical_solution")) -> list[Task]:
     """HumanEval tasks: JSON lines with prompt, test and entry_point; where a line is missing, also with suffix and solution."""
     tasks = [_object(file, number, line) for number, line in enumerate(_lines(file), 1) if line.strip()]
     for number, task in enumerate(tasks, 1):
@@ -218,70 +222,56 @@ def read_programs(file: str, fields: Sequence[str] = ("suffix", "canonical_solut
     return tasks
 
 
-def humaneval(
-    model: Model,
-    hows: Sequence[How],
-    tasks: Sequence[dict[str, str]],
-    *,
-    trials: int = 1,
-    temperature: float = 0.0,
-    batch: int = 8,
-    seed: int = 0,
-    seconds: float = 5.0,
-    progress: Progress = lambda done, total: None,
-) -> list[Row]:
-    """The missing line is filled in, with as many tokens as stood there; pass@1 is the share of programs that pass their tests."""
-    gaps = [_line_gap(model, task) for task in tasks]
-    fits = [i for i, canvas in enumerate(gaps) if len(canvas) <= model.context]
-    rows = []
-    total = len(hows) * len(fits) * trials
-    for i, how in enumerate(hows):
-        canvases = [gaps[j] for j in fits] * trials
-        results = decode(model, how, canvases, batch, temperature=temperature, seed=seed + i)
-        passed = []
-        for (result, _), j in zip(results, fits * trials):
-            passed.append(100.0 * _passes(tasks[j], model.decode(result.token_ids), seconds))
-            progress(i * len(fits) * trials + len(passed), total)
-        passed += [0.0] * (len(tasks) - len(fits)) * trials  # a task that does not fit is a task not solved
-        rows.append(Row(how.label, {"pass@1": mean(passed), **{k: mean(v) for k, v in costs(how, results).items()}}))
-    return rows
-
-
-def _passes(task: dict[str, str], program: str, seconds: float) -> bool:
-    return sandbox.run("\n".join([program, task["test"], f"check({task['entry_point']})"]), seconds).passed
+def humaneval(model: Model, hows: Sequence[How], tasks: Sequence[Task], *, temperature: float = 0.0, **how: Any) -> list[Row]:
+    """The missing line is filled in, with as many tokens as stood there."""
+    gaps = {i: _line_gap(model, task) for i, task in enumerate(tasks)}
+    fitting = {i: gap for i, gap in gaps.items() if len(gap) <= model.context}
+    options = dict(temperature=temperature)
+    return _pass_rates(hows, tasks, fitting, _filling(model), lambda i, result: model.decode(result.token_ids), options, **how)
 
 
 def functions(
-    model: Model,
+    model: Model, hows: Sequence[How], tasks: Sequence[Task], *, temperature: float = 0.0, longest: int = 256, **how: Any
+) -> list[Row]:
+    """The body is written after signature and docstring, up to the first line that belongs to something else."""
+    prompts = [task["prompt"].rstrip() for task in tasks]  # a line break and half an indentation would be odd tokens to go on from
+    lengths = [len(model.tokenizer(prompt).input_ids) for prompt in prompts]  # type: ignore[misc]
+    fitting = {i: prompt for i, prompt in enumerate(prompts) if lengths[i] + longest <= model.context}
+    options = dict(temperature=temperature, max_tokens=longest, stop=ENDS)
+    return _pass_rates(hows, tasks, fitting, model.generate, lambda i, result: prompts[i] + result.text, options, **how)
+
+
+def _pass_rates(
     hows: Sequence[How],
-    tasks: Sequence[dict[str, str]],
+    tasks: Sequence[Task],
+    fitting: dict[int, Any],
+    decoding: Callable[..., Any],
+    program: Callable[[int, Any], str],
+    options: dict[str, Any],
     *,
     trials: int = 1,
-    temperature: float = 0.0,
     batch: int = 8,
     seed: int = 0,
     seconds: float = 5.0,
-    longest: int = 256,
     progress: Progress = lambda done, total: None,
 ) -> list[Row]:
-    """The body is written after signature and docstring, up to the first line that belongs to something else; pass@1 is the share
-    of functions that pass their tests."""
-    prompts = [task["prompt"].rstrip() for task in tasks]  # a line break and half an indentation would be odd tokens to go on from
-    fits = [i for i, prompt in enumerate(prompts) if len(model.tokenizer(prompt).input_ids) + longest <= model.context]  # type: ignore[misc]
-    rows, total = [], len(hows) * len(fits) * trials
+    """pass@1 is the share of programs that pass their tests: `decoding` is given what stands for every task that fits, and
+    `program` makes the program of what comes back."""
+    turns, rows = [*fitting] * trials, []
     for number, how in enumerate(hows):
-        options = dict(temperature=temperature, max_tokens=longest, stop=ENDS, seed=seed + number)
         passed, results = [], []
-        for i, found in zip(fits * trials, _in_batches(model.generate, how, [prompts[i] for i in fits] * trials, batch, options)):
-            passed.append(100.0 * _passes(tasks[i], prompts[i] + found[0].text, seconds))
+        own = {**options, "seed": seed + number}
+        for i, found in zip(turns, _in_batches(decoding, how, [fitting[i] for i in turns], batch, own)):
+            whole = "\n".join([program(i, found[0]), tasks[i]["test"], f"check({tasks[i]['entry_point']})"])
+            passed.append(100.0 * sandbox.run(whole, seconds).passed)
             results.append(found)
-            progress(number * len(fits) * trials + len(passed), total)
-        passed += [0.0] * (len(tasks) - len(fits)) * trials
+            progress(number * len(turns) + len(passed), len(hows) * len(turns))
+        passed += [0.0] * (len(tasks) - len(fitting)) * trials  # a task that does not fit is a task not solved
         rows.append(Row(how.label, {"pass@1": mean(passed), **{k: mean(v) for k, v in costs(how, results).items()}}))
     return rows
 
 
-def _line_gap(model: Model, task: dict[str, str]) -> list[int | None]:
+def _line_gap(model: Model, task: Task) -> list[int | None]:
     """The canvas of a task. Tokens that reach over the edge of the missing line (an indentation's line break) are missing too."""
     text = task["prompt"] + task["canonical_solution"] + task["suffix"]
     start, end = len(task["prompt"]), len(task["prompt"]) + len(task["canonical_solution"].rstrip("\n"))
