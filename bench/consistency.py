@@ -1,13 +1,13 @@
 """Ablations of consistency distillation (Tables 4 and 5 at this scale):
 
     python bench/consistency.py DATA --out FOLDER [--steps 1000] [--seeds 2] [--only NAME ...]
-    python bench/consistency.py DATA --out FOLDER --start smollm --lora 8 --batch 32 --rate 3e-4 --texts 2048 --only base
+    python bench/consistency.py DATA --out FOLDER --start smollm --lora 16 --batch 32 --rate 5e-4 --texts 4096 --only base CLLM
     python bench/consistency.py DATA --out FOLDER --start zoo:consistency --only base "blocks of 32"       (a second round)
     python bench/consistency.py --publish FILE [FILE ...]           (docs/consistency.md by such results)
 
 The first recipe is that of zoo:consistency; every other differs from it in what its name says. DATA is a folder of .py files or
-a .jsonl[.xz] corpus. FOLDER gets results.json, which a further run adds to, and each recipe's weights. Minutes on a GPU for each
-recipe, hours on a CPU. With `--start`, another model than zoo:ar is distilled.
+a .jsonl[.xz] corpus. FOLDER gets results.json, which a further run adds to, and each recipe's model or adapters. Minutes on a GPU
+for each recipe, hours on a CPU. With `--start`, another model than zoo:ar is distilled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jacobi import GIVEN, MATCHED, decode, per_forward, quality
+from jacobi import GIVEN, decode, per_forward, quality
 from page import DOCS, write_tables
 
 import forerun
@@ -32,7 +32,6 @@ from forerun.train.loop import new_network, train, validate
 from forerun.train.objectives import make
 from forerun.train.recipe import Recipe, read
 from forerun.train.run import tokenizer_of
-from forerun.zoo.storage import write
 
 BASE = read(zoo.recipe("consistency"))
 RECIPES: dict[str, dict[str, Any]] = {
@@ -65,9 +64,10 @@ def made(name: str, recipe: Recipe, corpus: Corpus, out: Path) -> Any:
     if not (folder / "trajectories").exists():
         (folder / "trajectories").symlink_to(shared.resolve())
     network = train(recipe, corpus, folder)
-    (folder / "checkpoint.pt").unlink()  # what matters is kept below, in a tenth of the space
-    if str(recipe.start).startswith("zoo:"):
-        write(folder / "weights.safetensors", network)
+    (folder / "checkpoint.pt").unlink()  # what matters is kept below, in a third of the space
+    if not recipe.lora:
+        network.save_pretrained(folder / "model")
+        tokenizer_of(recipe).save_pretrained(folder / "model")
     return network
 
 
@@ -76,8 +76,7 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe)
     device, start = next(network.parameters()).device, recipe.options["start"]
     loss = validate(network.eval(), make("ar", {}), corpus, recipe, device)
     model = forerun.from_network(network, tokenizer_of(recipe), name="distilled", lanes=PROMPTS, max_context=256)
-    windows = corpus.held_out(PROMPTS, GIVEN + MATCHED).tolist()
-    prompts = [window[:GIVEN] for window in windows]
+    prompts = corpus.held_out(PROMPTS, GIVEN).tolist()
     found: dict[str, Any] = {"loss": loss}
     plain, _ = decode(model, prompts, PROMPTS, method="ar")
     ways = {
@@ -89,7 +88,7 @@ def measured(network: Any, corpus: Corpus, judge: forerun.Model, recipe: Recipe)
         found[label], found[f"{label} error"] = per_forward(decode(model, prompts, PROMPTS, **way)[0])
     nats = surprises(judge, [(r.prompt_ids, r.token_ids) for r in plain])
     found |= {"nats": float(np.mean(nats)), "nats error": float(np.std(nats) / math.sqrt(len(nats)))}
-    return found | {name: float(value) for name, value in quality(model, plain, [w[GIVEN:] for w in windows]).items()}
+    return found | quality(model, plain, corpus)
 
 
 def by_recipe(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

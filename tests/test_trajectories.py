@@ -1,5 +1,6 @@
 """Trajectories are those of decoding, files lose nothing, and the consistency loss is the sum it says it is."""
 
+import copy
 import dataclasses
 import json
 
@@ -75,6 +76,11 @@ def test_files_of_another_model_and_damaged_ones_are_refused(tmp_path):
     collect(network("llama"), PROMPTS, 2, 4, "repeat", tmp_path)
     with pytest.raises(BadCheckpoint, match="differs in model"):
         collect(network("llama", seed=1), PROMPTS, 2, 4, "repeat", tmp_path)
+    tuned = copy.deepcopy(network("llama"))  # as after training adapters: the embeddings are the same
+    with torch.no_grad():
+        tuned.model.layers[-1].mlp.down_proj.weight += 0.01
+    with pytest.raises(BadCheckpoint, match="differs in model"):
+        collect(tuned, PROMPTS, 2, 4, "repeat", tmp_path)
     with pytest.raises(BadCheckpoint, match="differs in blocks"):
         collect(network("llama"), PROMPTS, 3, 4, "repeat", tmp_path)
     with pytest.raises(BadCheckpoint, match="differs in prompts"):

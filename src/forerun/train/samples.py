@@ -25,8 +25,8 @@ def write_samples(
 ) -> Path:
     """`count` sequences of `length` tokens, an eighth to a half of each given; chunk by chunk, so that it can be interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
-    size = list(network.get_input_embeddings().weight.shape)
-    check_folder(folder, dict(count=count, length=length, temperatures=list(temperatures), seed=seed, teacher=size))
+    made_by = dict(count=count, length=length, temperatures=list(temperatures), seed=seed, teacher=fingerprint(network))
+    check_folder(folder, made_by)
     whole = folder / "samples.npz"
     if whole.exists():
         return whole
@@ -80,6 +80,13 @@ def _continue(network: Any, prompts_BP: Tensor, length: int, **how: Any) -> Tens
 def device() -> torch.device:
     """Where this process computes: of several, each has a GPU of its own."""
     return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+
+
+def fingerprint(network: Any) -> str:
+    """Tells one network from another by a few weights of all its parts; adapters in training begin as nothing and do not count."""
+    rows, columns = network.get_input_embeddings().weight.shape
+    weights = [weight.detach() for name, weight in network.named_parameters() if ".lora_" not in name]
+    return f"{rows}x{columns}:{sum(float(w.flatten()[::97].double().abs().sum()) for w in weights):.6e}"
 
 
 def digest(tokens: Tensor) -> str:

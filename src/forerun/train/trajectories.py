@@ -23,7 +23,7 @@ from torch import Tensor
 
 from forerun.errors import BadCheckpoint, NotAble
 from forerun.methods.jacobi import STARTS
-from forerun.train.samples import check_folder, continue_greedily, digest
+from forerun.train.samples import check_folder, continue_greedily, digest, fingerprint
 
 CHUNK = 512  # sequences per file, and what an interruption loses at most
 TOGETHER = 64  # sequences per forward
@@ -192,12 +192,6 @@ def read_folder(folder: Path) -> Trajectories:
     return Trajectories(
         np.concatenate([p.prompts_SP for p in parts]), np.concatenate([p.states_SJL for p in parts]), made_by["block"]
     )
-
-
-def fingerprint(network: Any) -> str:
-    """Tells one network from another by a few of its weights."""
-    weight = network.get_input_embeddings().weight.detach()
-    return f"{weight.shape[0]}x{weight.shape[1]}:{float(weight[::97].double().abs().sum()):.6e}"
 
 
 def write(file: Path, text_BL: Tensor, states_BJG: Tensor, given: int) -> None:
