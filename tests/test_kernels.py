@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ CASES = [
     ("qwen3", "multiblock", {"block": 4, "blocks": 2, "spawn": 0.0}),
     ("qwen2", "speculative", {"k": 3, "draft": "tiny:llama:1"}),
     ("gpt2", "jacobi", {"block": 3, "temperature": 0.8, "seed": 4}),
-    ("block", "s2d2-exact", {"k": 4}),
+    ("block", "s2d2-exact", {"k": 4, "max_tokens": 12}),
     ("masked", "ssd", {"block": 4, "max_tokens": 12}),
 ]
 
@@ -199,7 +200,24 @@ def test_one_capture_serves_every_batch_that_fits():
     assert [(size.rows, size.reads) for size in m.host.runner.captured] == [(4, 4)]  # a token each; the prompts came once
     [(size, held)] = m.host.runner.captured.items()
     m.generate([[7] * 2, [8] * 4, [9] * 4, [1]], method="ar", max_tokens=5, ignore_eos=True)  # eleven rows fit where nine did
-    assert [size.rows for size in m.host.runner.captured] == [12, 4] and m.host.runner.captured[size] is held
+    assert [size.rows for size in m.host.runner.captured] == [16, 4] and m.host.runner.captured[size] is held
+
+
+def test_a_few_captures_serve_all_methods(monkeypatch):
+    """Else those that are made for one would push out those of another, and every turn would make them again."""
+    m, sizes = forerun.load("tiny:llama", lanes=8, max_context=256), Counter()
+    plain = m.host.runner.forward
+
+    def noted(batch, began):
+        tiles = tiled(batch, m.backbone.fold, m.backbone.key_heads, 198)
+        sizes[graphs.Size.of(batch, tiles)] += 1
+        return plain(batch, began)
+
+    monkeypatch.setattr(m.host.runner, "forward", noted)
+    for method in ("ar", "jacobi", "multiblock", "lookahead", "lookup"):
+        for batch in (1, 3, 8):
+            m.generate([[3 + i] * (5 + i) for i in range(batch)], method=method, max_tokens=24, ignore_eos=True)
+    assert sizes.total() > 300 and len(sizes) < 40
 
 
 def test_a_replay_keeps_nothing_of_the_one_before():
@@ -272,7 +290,7 @@ def test_old_captures_make_room(monkeypatch):
                 m.host.runner.forward(Batch([(0, plan, 0)], m.host.room, DEVICE))
         return [size.rows for size in m.host.runner.captured]
 
-    assert twice(1, 3, 9, 1) == [12, 1]
+    assert twice(1, 3, 9, 1) == [16, 1]
     monkeypatch.setattr(graphs, "MOST_BYTES", 1)
     assert twice(3) == [4]
 

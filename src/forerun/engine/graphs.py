@@ -32,9 +32,10 @@ from torch import Tensor
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, tiled
 from forerun.rows import HI, HORIZON
 
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
+SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
+FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])
 FASTER_BY_LT = range(17, 161)  # rows, by `bench/gpu.py --blas`
-MOST_GRAPHS = 64
+MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 log = logging.getLogger("forerun")
@@ -52,15 +53,20 @@ class Size:
 
     @classmethod
     def of(cls, batch: Batch, tiles: Tiles) -> Size | None:
-        """The smallest that holds a batch; None where it is too large to be worth capturing."""
+        """One that holds a batch; None where it is too large to be worth capturing.
+
+        Of rows there are many sizes, because a row costs. A tile that does nothing costs nothing, and reading a row that was
+        computed anyway little: what is read is about all rows or a few, and not another size for every number of them.
+        """
         rows, reads, count = len(batch.slots), len(batch.reads), tiles.numbers.shape[1]
         if max(rows, reads, count) > SIZES[-1]:
             return None
-        return cls(rounded(rows), rounded(reads), rounded(count), tiles.height, tiles.splits)
+        read = rounded(max(rows, reads)) if 2 * reads > rows else rounded(reads, FEW_SIZES)
+        return cls(rounded(rows), read, rounded(count, FEW_SIZES), tiles.height, tiles.splits)
 
 
-def rounded(count: int) -> int:
-    return SIZES[bisect_left(SIZES, count)]
+def rounded(count: int, sizes: Sequence[int] = SIZES) -> int:
+    return sizes[bisect_left(sizes, count)]
 
 
 class Fixed:

@@ -143,6 +143,7 @@ class Padded:
             self.mask_BTS &= rows_B5T1[:, POSITION] - torch.from_numpy(at).to(device) < window
 
 
+LEAST_ROWS = 16  # rows times heads that matrix units take at least, so that a lower tile would not be cheaper
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
 SHARES = (32, 16, 8, 4, 2, 1)  # into how many shares what a tile looks at may be cut
 LEAST_SHARE = 64  # slots
@@ -168,7 +169,8 @@ def tiled(batch: Batch, fold: int, groups: int, programs: int, most_rows: int = 
     """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
     programs at a time."""
     rows = [s.rows for s in batch.segments]
-    height = min(1 << (max(rows) - 1).bit_length(), max(1, most_rows // fold))
+    low, high = max(1, LEAST_ROWS // fold), max(1, most_rows // fold)  # two heights do for all: fewer sizes are captured
+    height = low if max(rows) <= low else high
     first, lane = np.array([s.offset for s in batch.segments]), np.array([s.lane for s in batch.segments])
     if max(rows) > height:  # some segments are several tiles
         tiles = -(-np.array(rows) // height)
