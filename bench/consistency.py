@@ -52,6 +52,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 SECOND = "second round: "
 PROMPTS = 64
+PAID = {"loss": "held-out loss, nats per token", "nats": "nats of its own text under {}"}
 
 
 def made(name: str, recipe: Recipe, corpus: Corpus, out: Path) -> Any:
@@ -96,67 +97,76 @@ def by_recipe(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["recipe"], row["steps"]), []).append(row)
-    order = [BASE.start, *RECIPES, *(SECOND + name for name in ("zoo:consistency", *RECIPES))]
+    order = [BASE.start, *RECIPES, "zoo:consistency", *(SECOND + name for name in RECIPES)]
     place = lambda key: (order.index(key[0]) if key[0] in order else -1, -key[1])  # noqa: E731
     return [groups[key] for key in sorted(groups, key=place)]
 
 
 def mean_and_error(own: list[dict[str, Any]], key: str) -> tuple[float, float]:
     """The mean over seeds, and the larger of the spread over seeds and the standard error over prompts."""
-    values = [row[key] for row in own]
+    own = [row for row in own if key in row]  # the first runs did not decode at n = 32
+    values = [row[key] for row in own] or [math.nan]
     return float(np.mean(values)), max([float(np.std(values)), *(row.get(f"{key} error", 0.0) for row in own)])
 
 
-def tables(rows: list[dict[str, Any]]) -> str:
-    head = ("recipe", "steps", "seeds", "held-out loss", "jacobi, n = 16", "+ recycling", "its text's nats", "entropy", "parse")
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    ways = {"jacobi": "jacobi, n = 16", "jacobi 32": "n = 32", "recycling": "+ recycling"}
+    head = ("recipe", "steps", "seeds", "held-out loss", *ways.values(), "its text's nats", "entropy", "parse")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
 
     def cell(own: list[dict[str, Any]], key: str, form: str = ".2f") -> str:
         mean, error = mean_and_error(own, key)
-        return f"{mean:{form}} ± {error:{form}}" if error else f"{mean:{form}}"
+        return "" if math.isnan(mean) else f"{mean:{form}} ± {error:{form}}" if error else f"{mean:{form}}"
 
     for own in by_recipe(rows):
-        cells = [cell(own, "loss", ".3f"), *(cell(own, key) for key in ("jacobi", "recycling", "nats", "entropy"))]
+        cells = [cell(own, "loss", ".3f"), *(cell(own, key) for key in (*ways, "nats", "entropy"))]
         parse = f"{np.mean([row['parses'] for row in own]):.0%}"
         lines.append(f"| {own[0]['recipe']} | {own[0]['steps'] or ''} | {len(own)} | {' | '.join(cells)} | {parse} |")
-    return "\n".join([*lines, "", f"`python bench/consistency.py DATA`: {PROMPTS} prompts; {rows[-1]['machine']}."])
+    return [*lines, ""]
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
+def draw(models: dict[str, list[dict[str, Any]]]) -> None:
     """What a recipe gains against what it pays."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    least = min(row["steps"] for row in rows if row["steps"])
-    groups = sorted(by_recipe(rows), key=lambda own: mean_and_error(own, "jacobi")[0])
-    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained", sharey=True)
-    for axes, key, label in zip(both, ("loss", "nats"), ("held-out loss, nats per token", "nats of its own text under zoo:ar")):
-        written = 0.0
-        for own in groups:
+    panels = [(name, key) for name in models for key in PAID]
+    figure = pyplot.figure(figsize=(11, 8), layout="constrained")
+    heights = [8 + len(rows) for rows in models.values()]
+    grid = figure.subplots(len(models), len(PAID), sharey="row", squeeze=False, height_ratios=heights)
+    for axes, (name, key) in zip(grid.flat, panels):
+        rows, written = models[name], 0.0
+        least, paid = min(row["steps"] for row in rows if row["steps"]), [row[key] for row in rows]
+        aside = 0.06 * (max(paid) - min(paid))
+        for own in sorted(by_recipe(rows), key=lambda own: mean_and_error(own, "jacobi")[0]):
             (x, x_error), (y, y_error) = mean_and_error(own, key), mean_and_error(own, "jacobi")
             axes.errorbar(x, y, y_error, x_error, "o", color="C0")
             steps = own[0]["steps"]
-            name, written = own[0]["recipe"] + (f", {steps:,} steps" if steps > least else ""), max(y, written + 0.065)
+            label, written = own[0]["recipe"] + (f", {steps:,} steps" if steps > least else ""), max(y, written + 0.075)
             line = dict(arrowstyle="-", color="0.7", lw=0.5)
-            axes.annotate(name, (x, y), (x + (0.1 if key == "loss" else 0.3), written), fontsize=7, va="center", arrowprops=line)
-        axes.set(xlabel=label, ylabel="tokens per forward, Jacobi, n = 16", xmargin=0.4)
+            axes.annotate(label, (x, y), (x + x_error + aside, written), fontsize=7, va="center", arrowprops=line)
+        axes.set(xlabel=PAID[key].format(name), ylabel=f"{name}: tokens per forward", xmargin=0.4)
     figure.savefig(DOCS / "consistency.png", dpi=120)
     pyplot.close(figure)
 
 
 def publish(files: list[Path]) -> None:
-    """What was measured of zoo:ar and of what was made of it, every recipe, seed and number of steps once."""
+    """What was measured of every model and of what was made of it, every recipe, seed and number of steps once."""
     found = [row for file in files for row in json.loads(file.read_text())]
     for row in found:
-        if row.get("start") == "zoo:consistency" and not row["recipe"].startswith(SECOND):
+        if row["start"] == "zoo:consistency" and row["recipe"] in RECIPES:
             row["recipe"] = SECOND + row["recipe"]
-    found = [row for row in found if row.get("start", BASE.start) in (BASE.start, "zoo:consistency")]
-    rows = list({(row["recipe"], row["steps"], row["seed"]): row for row in found}.values())
+    rows = list({(row["start"], row["recipe"], row["steps"], row["seed"]): row for row in found}.values())
     (DOCS / "consistency.json").write_text(json.dumps(rows, indent=1))
-    write_tables("consistency.md", tables(rows))
-    draw(rows)
+    models: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        models.setdefault(BASE.start if row["start"].startswith("zoo:") else row["start"], []).append(row)
+    lines = [line for of_one in models.values() for line in table(of_one)]
+    lines.append(f"`python bench/consistency.py DATA`: {PROMPTS} prompts; {rows[-1]['machine']}.")
+    write_tables("consistency.md", "\n".join(lines))
+    draw(models)
 
 
 def main() -> None:
@@ -204,7 +214,7 @@ def main() -> None:
                 began, recipe = time.perf_counter(), replace(base, options=base.options | RECIPES[name], seed=seed)
                 network = made(name, recipe, corpus, out)
                 keep(name, recipe, arguments.steps, time.perf_counter() - began, network)
-    print(tables(rows))
+    print("\n".join(table(rows)))
 
 
 if __name__ == "__main__":

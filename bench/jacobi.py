@@ -1,12 +1,12 @@
-"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--count N] [--of BASE MODEL ...] [--device cuda]
+"""The numbers of docs/jacobi.md:  python bench/jacobi.py DATA [--of BASE MODEL ...] [--device cuda]
 
 DATA is a folder of .py files or a .jsonl[.xz] corpus; prompts are 64 tokens of its held-out documents, 96 more are decoded
 greedily. `--of` names a model and what was made of it, as LABEL=MODEL or MODEL, and may be given again:
 
     python bench/jacobi.py DATA --of zoo:ar zoo:consistency --of smollm progressive=smollm+ADAPTERS CLLM=smollm+ADAPTERS
 
-where ADAPTERS are what `bench/consistency.py --start smollm --lora 16` left. Writes docs/jacobi.json and the tables of the page.
-With `--times` only the seconds are taken, and stand beside those of the machine that measured the rest.
+where ADAPTERS are what `bench/consistency.py --start smollm --lora 16` left. Writes docs/jacobi.json, replacing what it had of
+these models, and the tables of the page. With `--times` only the seconds are taken, and stand beside those of another machine.
 """
 
 from __future__ import annotations
@@ -64,33 +64,48 @@ def per_forward(results: list[Any]) -> tuple[float, float]:
     return sum(r.stats.tokens for r in results) / sum(r.stats.forwards for r in results), float(np.std(own) / math.sqrt(len(own)))
 
 
+def entropy(result: Any) -> float:
+    """Of the tokens that were written: low where a text repeats itself."""
+    shares = np.array(list(Counter(result.token_ids).values())) / len(result.token_ids)
+    return float(-(shares * np.log(shares)).sum())
+
+
 def quality(model: Any, results: list[Any], corpus: Corpus) -> dict[str, float]:
-    entropies = []
-    for r in results:
-        counts = np.array(list(Counter(r.token_ids).values())) / len(r.token_ids)
-        entropies.append(float(-(counts * np.log(counts)).sum()))
     windows = corpus.held_out(MATCHES, GIVEN + MATCHED).tolist()
     written, _ = decode(model, [w[:GIVEN] for w in windows], 24, MATCHED, method="ar")
     matched = [r.token_ids == w[GIVEN:] for r, w in zip(written, windows)]
     # Held-out windows begin anywhere; whether what follows parses shows only after pieces of code that are whole.
     whole = model.generate(CODE, max_tokens=WRITTEN, ignore_eos=True)
     text = [model.decode([*r.prompt_ids, *r.token_ids]) for r in whole]
-    found = {"entropy": np.mean(entropies), "parses": np.mean([parses(t) for t in text]), "match": np.mean(matched)}
+    found = {
+        "entropy": np.mean([entropy(r) for r in results]),
+        "parses": np.mean([parses(t) for t in text]),
+        "match": np.mean(matched),
+    }
     return {name: float(value) for name, value in found.items()}
 
 
 def measure(model: forerun.Model, judge: forerun.Model, corpus: Corpus, count: int, ways: Sequence[str]) -> dict[str, Any]:
-    """What every way finds per forward, and how good the text is that all of them write."""
+    """What every way finds per forward, and how good the text is that all of them write; `judge` is the model before."""
     prompts, rows = corpus.held_out(count, GIVEN).tolist(), []
+    before = [entropy(r) for r in decode(judge, prompts, 24, method="ar")[0]]
     for label in ways:
         results, _ = decode(model, prompts, 24, **WAYS[label])
         tokens, error = per_forward(results)
-        rows.append({"way": label, "tokens/forward": tokens, "error": error})
+        rows.append({"way": label, "tokens/forward": tokens, "error": error, "as varied as before": evened(results, before)})
         if label == "ar":
             nats = float(np.mean(surprises(judge, [(r.prompt_ids, r.token_ids) for r in results])))
             rows[-1] |= {"nats": nats, **quality(model, results, corpus)}
         print(model.name, rows[-1], flush=True)
-    return {"loss": loss(model, corpus, 8 * count), "rows": rows}
+    return {"prompts": count, "loss": loss(model, corpus, 8 * count), "rows": rows}
+
+
+def evened(results: list[Any], before: list[float]) -> float:
+    """Tokens per forward, had the texts been as varied as those of the model before: what repeats itself is easily foreseen.
+    Forwards per token as a line in a text's entropy, read at the entropies of the texts before."""
+    forwards = [r.stats.forwards / r.stats.tokens for r in results]
+    slope, constant = np.polyfit([entropy(r) for r in results], forwards, 1)
+    return float(1 / np.mean(slope * np.array(before) + constant))
 
 
 def time_in_turns(model: forerun.Model, corpus: Corpus, rows: list[dict[str, Any]], turns: int) -> None:
@@ -114,38 +129,45 @@ def loaded(names: Sequence[str], device: str) -> dict[str, forerun.Model]:
     return {label: forerun.load(name, device=device, dtype="float32", lanes=24, max_context=512) for label, name in pairs}
 
 
-def before_and_after(names: Sequence[str], data: str, count: int, device: str, turns: int) -> list[dict[str, Any]]:
+def before_and_after(names: Sequence[str], asked: argparse.Namespace) -> list[dict[str, Any]]:
     """A model, what was made of it, and what else was, which is decoded in a few ways only."""
-    models, found = loaded(names, device), []
+    models, found = loaded(names, asked.device), []
     judge = next(iter(models.values()))
-    corpus = held_out_corpus(data, judge.tokenizer)
+    corpus = held_out_corpus(asked.data, judge.tokenizer)
     for place, (label, model) in enumerate(models.items()):
-        found.append({"model": label, **measure(model, judge, corpus, count, FEW if place > 1 else list(WAYS))})
-        time_in_turns(model, corpus, found[-1]["rows"], turns)
+        ways = [way for way in asked.ways if place < 2 or way in FEW]
+        found.append({"model": label, **measure(model, judge, corpus, asked.count, ways)})
+        time_in_turns(model, corpus, found[-1]["rows"], asked.turns)
     return found
 
 
 def models_table(models: list[dict[str, Any]]) -> list[str]:
-    head = ["model", "held-out loss", "jacobi, n = 16", "+ recycling", "its text's nats", "entropy", "parse"]
-    head.append(f"next {MATCHED} tokens right")
+    """A model, and those that were made of it."""
+    head = ["model", "prompts", "held-out loss", *(f"{way} (as varied as before)" for way in FEW[1:3]), "its text's nats"]
+    head += ["entropy", "parse", f"next {MATCHED} tokens right"]
+    kinds = [kind for kind in NAMES if all(kind in model["rows"][1] for model in models)]
+    head += [f"{FEW[1]}: {NAMES[kind]} tokens/s, batch 1, 8" for kind in kinds]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for found in models:
+    for place, found in enumerate(models):
         rows = {row["way"]: row for row in found["rows"]}
-        cells = [f"{rows[way]['tokens/forward']:.2f} ± {rows[way]['error']:.2f}" for way in ("jacobi, n = 16", "+ recycling")]
+        cells = [f"{rows[way]['tokens/forward']:.2f} ± {rows[way]['error']:.2f}" for way in FEW[1:3]]
+        if place:
+            cells = [f"{cell} ({rows[way]['as varied as before']:.2f})" for cell, way in zip(cells, FEW[1:3])]
         own = rows["ar"]
         cells += [f"{own['nats']:.2f}", f"{own['entropy']:.2f}", f"{own['parses']:.0%}", f"{own['match']:.0%}"]
-        lines.append(f"| {found['model']} | {found['loss']:.3f} | {' | '.join(cells)} |")
-    return lines
+        cells += [", ".join(f"{rate:.0f}" for rate in rows[FEW[1]][kind].values()) for kind in kinds]
+        lines.append(f"| {found['model']} | {found['prompts']} | {found['loss']:.3f} | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def ways_table(models: list[dict[str, Any]]) -> list[str]:
     """Every way on what was made of a model, beside the model and the others."""
     found = [{row["way"]: row for row in model["rows"]} for model in models]
     rows = models[1]["rows"]
-    kinds = [kind for kind in ("cuda", "cpu") if kind in rows[0]]
+    kinds = [kind for kind in NAMES if kind in rows[0]]
     head = [models[1]["model"], "tokens/forward", *(f"{model['model']}'s" for model in (models[0], *models[2:]))]
     head += [column for kind in kinds for batch in (1, 8) for column in (f"{NAMES[kind]} tokens/s, batch {batch}", "over ar")]
-    lines = ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
         others = [f"{own[row['way']]['tokens/forward']:.2f}" if row["way"] in own else "" for own in (found[0], *found[2:])]
         cells = [row["way"], f"{row['tokens/forward']:.2f} ± {row['error']:.2f}", *others]
@@ -153,45 +175,46 @@ def ways_table(models: list[dict[str, Any]]) -> list[str]:
             for batch in ("1", "8"):
                 cells += [f"{row[kind][batch]:.0f}", f"{row[kind][batch] / rows[0][kind][batch]:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return [*lines, ""]
 
 
 def tables(report: dict[str, Any]) -> str:
-    lines = models_table([model for models in report["groups"] for model in models])
+    lines = [line for models in report["groups"] for line in models_table(models)]
     for models in report["groups"]:
         lines += ways_table(models) if len(models) > 1 else []
     made_on = "; ".join(f"{NAMES[kind]}: {words}" for kind, words in report["machines"].items())
-    return "\n".join([*lines, "", f"`python bench/jacobi.py DATA --count {report['count']}`, float32. {made_on}."])
+    return "\n".join([*lines, f"`python bench/jacobi.py DATA`, float32. {made_on}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
-    parser.add_argument("--count", type=int, default=32)
+    parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--of", nargs="+", action="append", metavar="MODEL", help="a model, and what was made of it")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY", help="some of the ways only")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--times", action="store_true", help="measure only the seconds, of what docs/jacobi.json has")
-    arguments = parser.parse_args()
-    groups = arguments.of or [["zoo:ar", "zoo:consistency"]]
-    kind = arguments.device.split(":")[0]
-    if arguments.times:
-        report = json.loads((DOCS / "jacobi.json").read_text())
-        retime(report, groups, arguments)
-    else:
-        found = [before_and_after(names, arguments.data, arguments.count, arguments.device, arguments.turns) for names in groups]
-        report = {"count": arguments.count, "machines": {}, "groups": found}
-    report["machines"][kind] = machine()
-    (DOCS / "jacobi.json").write_text(json.dumps(report, indent=1))
-    write_tables("jacobi.md", tables(report))
-
-
-def retime(report: dict[str, Any], groups: list[list[str]], arguments: argparse.Namespace) -> None:
-    """The seconds are short and easily disturbed; what takes long need not be decoded again for them."""
-    rows = {model["model"]: model["rows"] for models in report["groups"] for model in models}
+    parser.add_argument("--turns", type=int, default=5, help="in which seconds are taken")
+    parser.add_argument("--times", action="store_true", help="only the seconds, of what was measured before")
+    asked = parser.parse_args()
+    file, groups = DOCS / "jacobi.json", asked.of or [["zoo:ar", "zoo:consistency"]]
+    report = json.loads(file.read_text()) if file.exists() else {"machines": {}, "groups": []}
     for names in groups:
-        for label, model in loaded(names[1:2], arguments.device).items():
-            time_in_turns(model, held_out_corpus(arguments.data, model.tokenizer), rows[label], arguments.turns)
+        if asked.times:
+            retime(report, names, asked)
+        else:
+            found = before_and_after(names, asked)
+            others = [models for models in report["groups"] if models[0]["model"] != found[0]["model"]]
+            report["groups"] = sorted([*others, found], key=lambda models: models[0]["model"], reverse=True)  # ours first
+        report["machines"][asked.device.split(":")[0]] = machine()
+        file.write_text(json.dumps(report, indent=1))
+        write_tables("jacobi.md", tables(report))
+
+
+def retime(report: dict[str, Any], names: list[str], asked: argparse.Namespace) -> None:
+    """The seconds are short and easily disturbed; what takes long need not be decoded again for them."""
+    rows = {model["model"]: model["rows"] for models in report["groups"] for model in models if models[0]["model"] == names[0]}
+    for label, model in loaded(names[1:], asked.device).items():
+        time_in_turns(model, held_out_corpus(asked.data, model.tokenizer), rows[label], asked.turns)
 
 
 if __name__ == "__main__":
