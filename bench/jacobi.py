@@ -123,10 +123,15 @@ def time_in_turns(model: forerun.Model, corpus: Corpus, rows: list[dict[str, Any
         print(model.name, row["way"], row[kind], flush=True)
 
 
+def label_of(name: str) -> str:
+    """What LABEL=MODEL is called, or MODEL."""
+    return name.partition("=")[0]
+
+
 def loaded(names: Sequence[str], device: str) -> dict[str, forerun.Model]:
-    """Models by their labels: LABEL=MODEL, or MODEL."""
-    pairs = [name.split("=", 1) if "=" in name else (name, name) for name in names]
-    return {label: forerun.load(name, device=device, dtype="float32", lanes=24, max_context=512) for label, name in pairs}
+    """Models by their labels."""
+    place = dict(device=device, dtype="float32", lanes=24, max_context=512)
+    return {label_of(name): forerun.load(name.partition("=")[2] or name, **place) for name in names}
 
 
 def before_and_after(names: Sequence[str], asked: argparse.Namespace) -> list[dict[str, Any]]:
@@ -135,7 +140,7 @@ def before_and_after(names: Sequence[str], asked: argparse.Namespace) -> list[di
     judge = next(iter(models.values()))
     corpus = held_out_corpus(asked.data, judge.tokenizer)
     for place, (label, model) in enumerate(models.items()):
-        ways = [way for way in asked.ways if place < 2 or way in FEW]
+        ways = [way for way in WAYS if way in FEW or (place < 2 and way in asked.ways)]
         found.append({"model": label, **measure(model, judge, corpus, asked.count, ways)})
         time_in_turns(model, corpus, found[-1]["rows"], asked.turns)
     return found
@@ -182,8 +187,10 @@ def tables(report: dict[str, Any]) -> str:
     lines = [line for models in report["groups"] for line in models_table(models)]
     for models in report["groups"]:
         lines += ways_table(models) if len(models) > 1 else []
+    groups = [[model["model"] for model in models] for models in report["groups"]]
+    asked = " ".join(f"--of {' '.join([first, *(n if ':' in n else f'{n}=MODEL' for n in others)])}" for first, *others in groups)
     made_on = "; ".join(f"{NAMES[kind]}: {words}" for kind, words in report["machines"].items())
-    return "\n".join([*lines, f"`python bench/jacobi.py DATA`, float32. {made_on}."])
+    return "\n".join([*lines, f"`python bench/jacobi.py DATA {asked}`, float32. {made_on}."])
 
 
 def main() -> None:
@@ -191,7 +198,14 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--of", nargs="+", action="append", metavar="MODEL", help="a model, and what was made of it")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY", help="some of the ways only")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=list(WAYS),
+        choices=list(WAYS),
+        metavar="WAY",
+        help="which ways besides the few that tables need",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=5, help="in which seconds are taken")
     parser.add_argument("--times", action="store_true", help="only the seconds, of what was measured before")
@@ -200,6 +214,8 @@ def main() -> None:
     report = json.loads(file.read_text()) if file.exists() else {"machines": {}, "groups": []}
     for names in groups:
         if asked.times:
+            if not any(models[0]["model"] == label_of(names[0]) for models in report["groups"]):
+                parser.error(f"--times: {file} has nothing of {names[0]}; measure it first, without --times")
             retime(report, names, asked)
         else:
             found = before_and_after(names, asked)
@@ -212,9 +228,10 @@ def main() -> None:
 
 def retime(report: dict[str, Any], names: list[str], asked: argparse.Namespace) -> None:
     """The seconds are short and easily disturbed; what takes long need not be decoded again for them."""
-    rows = {model["model"]: model["rows"] for models in report["groups"] for model in models if models[0]["model"] == names[0]}
-    for label, model in loaded(names[1:], asked.device).items():
-        time_in_turns(model, held_out_corpus(asked.data, model.tokenizer), rows[label], asked.turns)
+    [group] = [models for models in report["groups"] if models[0]["model"] == label_of(names[0])]
+    for label, model in loaded(names, asked.device).items():
+        for rows in (found["rows"] for found in group if found["model"] == label):
+            time_in_turns(model, held_out_corpus(asked.data, model.tokenizer), rows, asked.turns)
 
 
 if __name__ == "__main__":

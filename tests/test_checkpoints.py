@@ -185,3 +185,12 @@ def test_tiny_names_are_checked():
         forerun.load("tiny:qwen9")
     with pytest.raises(forerun.ForerunError, match="whole number"):
         forerun.load("tiny:llama:x")
+
+
+def test_a_path_that_does_not_exist_is_told_from_a_hub_that_does_not_answer(monkeypatch):
+    def unreachable(**_):
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    with pytest.raises(BadCheckpoint, match=r"couldn't connect.* There is no such directory, so it was taken for a hub id"):
+        forerun.load("runs/missing")

@@ -119,7 +119,8 @@ def read_config(source: Source) -> Any:
         with quiet():
             return AutoConfig.from_pretrained(**source.arguments)
     except Exception as error:
-        raise BadCheckpoint(f"model={source.name!r}: its config cannot be read: {first_line(error)}") from error
+        taken = "" if Path(source.place).exists() else " There is no such directory, so it was taken for a hub id."
+        raise BadCheckpoint(f"model={source.name!r}: its config cannot be read: {first_line(error)}{taken}") from error
 
 
 def check_attention(config: Any, max_context: int | None) -> None:

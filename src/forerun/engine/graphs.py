@@ -32,8 +32,9 @@ from torch import Tensor
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, tiled
 from forerun.rows import HI, HORIZON
 
+# Every combination of sizes is a capture of its own: each list is as short as what it rounds up costs little.
 SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
-FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])
+FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])  # of tiles, and of rows that are read where they are few
 FASTER_BY_LT = range(17, 161)  # rows, by `bench/gpu.py --blas`
 MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
