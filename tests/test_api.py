@@ -1,4 +1,4 @@
-"""What users see: prompts in every form, sampling parameters end to end, streaming, clear errors."""
+"""What users see: prompts in every form, sampling parameters, streaming, clear errors."""
 
 import math
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 import forerun
 from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NoRoom, NotAble, TokenizerMismatch
-from tests.conftest import PROMPTS, fresh, model, network
+from tests.helpers import PROMPTS, fresh, model, network
 
 
 def test_text_ids_and_batches_are_all_prompts(tiny_model):
@@ -22,13 +22,24 @@ def test_text_ids_and_batches_are_all_prompts(tiny_model):
 def test_a_result_says_what_it_promises(tiny_model):
     r = tiny_model.generate("hello", method="lookup", max_tokens=5)
     assert (r.method, r.guarantee, r.reference) == ("lookup", "exact", f"ar on {tiny_model.name}")
-    assert r.as_dict().keys() >= {"text", "token_ids", "finish_reason", "method", "model", "guarantee", "reference", "stats"}
+    assert r.as_dict().keys() >= {
+        "text",
+        "token_ids",
+        "finish_reason",
+        "method",
+        "model",
+        "guarantee",
+        "reference",
+        "stats",
+    }
 
 
 def test_exactly_max_tokens_come(tiny_model):
     for method, draft in (("ar", None), ("lookup", None), ("speculative", model("llama", seed=1))):
         for n in (1, 2, 7):
-            r = tiny_model.generate([5, 5, 5], method=method, draft=draft, max_tokens=n, ignore_eos=True)
+            r = tiny_model.generate(
+                [5, 5, 5], method=method, draft=draft, max_tokens=n, ignore_eos=True
+            )
             assert len(r.token_ids) == n and r.finish_reason == "length"
 
 
@@ -49,7 +60,9 @@ def test_n_samples_differ_and_repeat(tiny_model):
 def test_a_stop_token_ends_the_text_and_belongs_to_it(tiny_model):
     whole = tiny_model.generate(PROMPTS[0], max_tokens=20, ignore_eos=True).token_ids
     for method in ("ar", "lookup"):
-        r = tiny_model.generate(PROMPTS[0], method=method, max_tokens=20, ignore_eos=True, stop_token_ids=[whole[6]])
+        r = tiny_model.generate(
+            PROMPTS[0], method=method, max_tokens=20, ignore_eos=True, stop_token_ids=[whole[6]]
+        )
         assert r.token_ids == whole[: whole.index(whole[6]) + 1]
         assert (r.finish_reason, r.stopped_by) == ("stop", whole[6])
 
@@ -82,10 +95,18 @@ def test_ignore_eos_goes_on_past_the_end(tiny_model):
 @pytest.mark.parametrize("method", ["ar", "lookup", "speculative"])
 def test_logprobs_are_the_models_own_and_the_sampled_laws(method):
     m = model()
-    how = dict(max_tokens=12, temperature=0.7, top_k=20, seed=1, logprobs=3, ignore_eos=True, method=method)
-    r = m.generate(PROMPTS[0], draft=model("llama", seed=1) if method == "speculative" else None, **how)
+    how = dict(
+        max_tokens=12, temperature=0.7, top_k=20, seed=1, logprobs=3, ignore_eos=True, method=method
+    )
+    r = m.generate(
+        PROMPTS[0], draft=model("llama", seed=1) if method == "speculative" else None, **how
+    )
     with torch.inference_mode():
-        logits = network("llama")(torch.tensor([[*PROMPTS[0], *r.token_ids]])).logits[0, len(PROMPTS[0]) - 1 : -1].double()
+        logits = (
+            network("llama")(torch.tensor([[*PROMPTS[0], *r.token_ids]]))
+            .logits[0, len(PROMPTS[0]) - 1 : -1]
+            .double()
+        )
     raw, warm = logits.log_softmax(-1), logits / 0.7
     kept = warm.masked_fill(warm < warm.topk(20).values[:, -1:], -math.inf).log_softmax(-1)
     assert len(r.logprobs) == 12
@@ -98,7 +119,10 @@ def test_logprobs_are_the_models_own_and_the_sampled_laws(method):
 
 def test_logprobs_cost_nothing_in_what_is_generated(tiny_model):
     how = dict(max_tokens=10, temperature=1.0, method="lookup", seed=2)
-    assert tiny_model.generate("abab", **how).token_ids == tiny_model.generate("abab", logprobs=0, **how).token_ids
+    assert (
+        tiny_model.generate("abab", **how).token_ids
+        == tiny_model.generate("abab", logprobs=0, **how).token_ids
+    )
 
 
 def test_the_trace_is_the_output(tiny_model):
@@ -140,7 +164,7 @@ def test_closing_a_stream_frees_its_lane():
     stream = m.stream("ABAB", max_tokens=100, allowed_tokens=[65, 66])
     next(stream)
     stream.close()
-    assert m.engine.free == [0] and not m.engine.busy
+    assert m.engine.free_lanes == [0] and not m.engine.busy
 
 
 def test_text_never_ends_in_half_a_character(tiny_model):
@@ -172,7 +196,8 @@ def fresh_script(tokens):
 def test_chat_messages_go_through_the_template():
     m = fresh()
     m.tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     chat = [{"role": "user", "content": "hi"}]
     r = m.generate(messages=chat, max_tokens=4)
@@ -192,24 +217,37 @@ class TestNothingIsPossible:
     @pytest.mark.parametrize("method", ["ar", "lookup"])
     def test_logits_that_are_no_numbers_fail_alone(self, method, temperature):
         m = fresh(lanes=2)
-        expected = m.generate([4, 5], max_tokens=6, ignore_eos=True, method=method, temperature=temperature).token_ids
+        expected = m.generate(
+            [4, 5], max_tokens=6, ignore_eos=True, method=method, temperature=temperature
+        ).token_ids
         original = m.backbone.forward
 
         def poisoned(batch, slots):
             logits = original(batch, slots)
-            bad = [s.offset <= int(r) < s.offset + s.rows and s.plan.rows[0, 0] == 9 for r in batch.reads_R for s in batch.segments]
+            bad = [
+                s.offset <= int(r) < s.offset + s.rows and s.plan.rows[0, 0] == 9
+                for r in batch.reads_R
+                for s in batch.segments
+            ]
             mask = torch.tensor(bad).view(len(batch.reads_R), -1).any(-1)
             return logits.masked_fill(mask[:, None], math.nan)
 
         m.backbone.forward = poisoned
         how = dict(max_tokens=6, ignore_eos=True, method=method, temperature=temperature)
         bad, good = m.generate([[9, 9], [4, 5]], **how)
-        assert bad.finish_reason == "error" and "no token is possible" in str(bad.error) and bad.token_ids == []
+        assert (
+            bad.finish_reason == "error"
+            and "no token is possible" in str(bad.error)
+            and bad.token_ids == []
+        )
         assert good.token_ids == expected
 
     def test_a_tiny_temperature_is_greedy(self, tiny_model):
         greedy = tiny_model.generate("hello", max_tokens=5, ignore_eos=True).token_ids
-        assert tiny_model.generate("hello", max_tokens=5, ignore_eos=True, temperature=1e-40).token_ids == greedy
+        assert (
+            tiny_model.generate("hello", max_tokens=5, ignore_eos=True, temperature=1e-40).token_ids
+            == greedy
+        )
 
 
 def test_bias_on_a_forbidden_token_leaves_it_forbidden(tiny_model):
@@ -227,8 +265,15 @@ def test_numpy_and_torch_prompts_and_numbers_are_welcome(tiny_model):
 
     expected = tiny_model.generate([1, 2, 3], max_tokens=3).token_ids
     assert tiny_model.generate(np.array([1, 2, 3]), max_tokens=np.int64(3)).token_ids == expected
-    assert tiny_model.generate(torch.tensor([1, 2, 3]), max_tokens=3, temperature=np.float32(0)).token_ids == expected
-    assert [r.token_ids for r in tiny_model.generate(torch.tensor([[1, 2, 3]]), max_tokens=3)] == [expected]
+    assert (
+        tiny_model.generate(
+            torch.tensor([1, 2, 3]), max_tokens=3, temperature=np.float32(0)
+        ).token_ids
+        == expected
+    )
+    assert [r.token_ids for r in tiny_model.generate(torch.tensor([[1, 2, 3]]), max_tokens=3)] == [
+        expected
+    ]
 
 
 def test_more_alternatives_than_tokens_are_all_tokens():
@@ -237,12 +282,15 @@ def test_more_alternatives_than_tokens_are_all_tokens():
 
 
 def test_an_end_token_outside_the_vocabulary_is_no_end_token():
-    m = forerun.from_network(tiny.build("llama", eos_token_id=[256, 300]), tiny.tokenizer(), lanes=1)
+    m = forerun.from_network(
+        tiny.build("llama", eos_token_id=[256, 300]), tiny.tokenizer(), lanes=1
+    )
     assert m.eos == {256} and len(m.generate("x", max_tokens=4, min_tokens=2).token_ids) >= 2
 
 
 def test_acceptance_is_counted_by_hand():
-    """Prompt 5 5 5: the copy is judged against a model that always says 5, then against one that never does."""
+    """Prompt 5 5 5: the copy is judged against a model that always says 5, then against one that
+    never does."""
     m = fresh()
     for token, rate, histogram in ((5, 1.0, {3: 1, 2: 1}), (6, 0.0, {0: 2})):
         m.backbone.forward = lambda batch, slots, token=token: torch.nn.functional.one_hot(
@@ -253,7 +301,11 @@ def test_acceptance_is_counted_by_hand():
         drafted = {5: 1.0, 6: 0.0}[token]
         assert s.acceptance_rate == drafted == rate
         if token == 5:
-            assert s.acceptance_histogram == histogram and s.acceptance_length == 3.5 and s.forwards == 2
+            assert (
+                s.acceptance_histogram == histogram
+                and s.acceptance_length == 3.5
+                and s.forwards == 2
+            )
         else:
             assert s.acceptance_length == 1.0 and 0 in s.acceptance_histogram
 
@@ -261,7 +313,9 @@ def test_acceptance_is_counted_by_hand():
 def test_a_stop_inside_an_accepted_draft_is_no_rejection():
     m = fresh()
     five = m.tokenizer("5").input_ids[0]
-    m.backbone.forward = lambda batch, slots: torch.nn.functional.one_hot(torch.full((len(batch.reads_R),), five), m.vocab).float()
+    m.backbone.forward = lambda batch, slots: torch.nn.functional.one_hot(
+        torch.full((len(batch.reads_R),), five), m.vocab
+    ).float()
     r = m.generate("555", method="lookup", k=6, adapt=False, stop="55", max_tokens=20)
     assert r.text == "" and r.stats.acceptance_rate == 1.0 and r.token_ids == [five, five]
 
@@ -285,7 +339,7 @@ def test_an_interrupted_generate_leaves_nothing_running():
     with pytest.raises(KeyboardInterrupt):
         m.generate("x", max_tokens=50)
     m.backbone.forward = original
-    assert not m.engine.busy and m.engine.free == [0]
+    assert not m.engine.busy and m.engine.free_lanes == [0]
 
 
 def test_what_goes_wrong_while_decoding_one_prompt_is_raised():
@@ -309,10 +363,16 @@ class TestBadInput:
             assert word in str(caught.value), caught.value
 
     def test_an_unknown_method_names_the_known_ones(self, tiny_model):
-        self.refused(BadOption, ["'lokup'", "'lookup'"], lambda: tiny_model.generate("x", method="lokup"))
+        self.refused(
+            BadOption, ["'lokup'", "'lookup'"], lambda: tiny_model.generate("x", method="lokup")
+        )
 
     def test_an_unknown_option_names_the_closest(self, tiny_model):
-        self.refused(BadOption, ["'temprature'", "'temperature'"], lambda: tiny_model.generate("x", temprature=1))
+        self.refused(
+            BadOption,
+            ["'temprature'", "'temperature'"],
+            lambda: tiny_model.generate("x", temprature=1),
+        )
 
     def test_another_methods_option_is_unknown(self, tiny_model):
         self.refused(BadOption, ["'k'", "'ar'"], lambda: tiny_model.generate("x", k=3))
@@ -321,47 +381,78 @@ class TestBadInput:
         self.refused(BadOption, ["draft=", "'ar'"], lambda: tiny_model.generate("x", draft="tiny"))
 
     def test_speculation_without_a_draft(self, tiny_model):
-        self.refused(BadOption, ["needs draft=", "'lookup'"], lambda: tiny_model.generate("x", method="speculative"))
+        self.refused(
+            BadOption,
+            ["needs draft=", "'lookup'"],
+            lambda: tiny_model.generate("x", method="speculative"),
+        )
 
     def test_a_draft_with_other_words_names_both(self, tiny_model):
         other = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="other", lanes=1)
         names = [f"<{i}>" for i in range(other.vocab)]
         other.tokenizer = SimpleNamespace(
-            get_vocab=lambda: {name: i for i, name in enumerate(names)}, batch_decode=lambda ids, **_: [names[i] for [i] in ids]
+            get_vocab=lambda: {name: i for i, name in enumerate(names)},
+            batch_decode=lambda ids, **_: [names[i] for [i] in ids],
         )
         said = ["'other'", tiny_model.name, "share only 0"]
-        self.refused(TokenizerMismatch, said, lambda: tiny_model.generate("x", method="speculative", draft=other))
+        self.refused(
+            TokenizerMismatch,
+            said,
+            lambda: tiny_model.generate("x", method="speculative", draft=other),
+        )
 
     def test_a_draft_with_a_few_more_tokens_drafts(self, tiny_model):
-        longer = forerun.from_network(tiny.build("llama", 0, torch.float32), tiny.tokenizer(), name="longer", lanes=1)
+        longer = forerun.from_network(
+            tiny.build("llama", 0, torch.float32), tiny.tokenizer(), name="longer", lanes=1
+        )
         longer.tokenizer.add_tokens(["<extra>"])
         plain = tiny_model.generate("x", max_tokens=12, ignore_eos=True)
-        fast = tiny_model.generate("x", method="speculative", draft=longer, max_tokens=12, ignore_eos=True)
+        fast = tiny_model.generate(
+            "x", method="speculative", draft=longer, max_tokens=12, ignore_eos=True
+        )
         assert fast.token_ids == plain.token_ids and fast.stats.forwards < plain.stats.forwards
 
     def test_a_prompt_longer_than_the_context(self, tiny_model):
         self.refused(BadOption, ["200 tokens", "160"], lambda: tiny_model.generate([1] * 200))
 
     def test_more_tokens_than_the_context_holds(self, tiny_model):
-        self.refused(BadOption, ["max_tokens=100", "max_tokens=60"], lambda: tiny_model.generate([1] * 100, max_tokens=100))
+        self.refused(
+            BadOption,
+            ["max_tokens=100", "max_tokens=60"],
+            lambda: tiny_model.generate([1] * 100, max_tokens=100),
+        )
 
     def test_an_empty_prompt_and_a_draft_that_needs_one(self):
         target = forerun.load("tiny:block", lanes=2, max_context=64)
         how = dict(method="speculative", draft="tiny:llama", max_tokens=4, ignore_eos=True)
         self.refused(BadOption, ["empty", "tiny:llama"], lambda: target.generate("", **how))
         empty, good = target.generate([[], [5, 6]], **how)
-        assert "tiny:llama" in str(empty.error) and len(good.token_ids) == 4  # the neighbour is not harmed
-        assert len(target.generate("", method="s2d2-exact", max_tokens=4, ignore_eos=True).token_ids) == 4
+        # the neighbour is not harmed
+        assert "tiny:llama" in str(empty.error) and len(good.token_ids) == 4
+        assert (
+            len(target.generate("", method="s2d2-exact", max_tokens=4, ignore_eos=True).token_ids)
+            == 4
+        )
 
     def test_an_empty_prompt(self, tiny_model):
         for empty in ("", []):
-            self.refused(BadOption, ["empty" if empty == "" else "prompt"], lambda empty=empty: tiny_model.generate(empty))
+            self.refused(
+                BadOption,
+                ["empty" if empty == "" else "prompt"],
+                lambda empty=empty: tiny_model.generate(empty),
+            )
 
     def test_a_token_id_that_does_not_exist(self, tiny_model):
         self.refused(BadOption, ["9999", "256"], lambda: tiny_model.generate([1, 9999]))
-        self.refused(BadOption, ["stop_token_ids", "9999"], lambda: tiny_model.generate("x", stop_token_ids=[9999]))
+        self.refused(
+            BadOption,
+            ["stop_token_ids", "9999"],
+            lambda: tiny_model.generate("x", stop_token_ids=[9999]),
+        )
 
-    @pytest.mark.parametrize("prompt", [5, b"hello", {"a": 1}, [True, False], [1.5], None], ids=repr)
+    @pytest.mark.parametrize(
+        "prompt", [5, b"hello", {"a": 1}, [True, False], [1.5], None], ids=repr
+    )
     def test_a_prompt_of_the_wrong_kind(self, tiny_model, prompt):
         with pytest.raises(BadOption, match="prompt"):
             results = tiny_model.generate(prompt, max_tokens=2)
@@ -391,15 +482,25 @@ class TestBadInput:
             tiny_model.generate("x", **options)
 
     def test_a_draft_that_is_nowhere_is_blamed_on_the_draft(self, tiny_model):
-        self.refused(forerun.ForerunError, ["draft='nope'"], lambda: tiny_model.generate("x", method="speculative", draft="nope"))
+        self.refused(
+            forerun.ForerunError,
+            ["draft='nope'"],
+            lambda: tiny_model.generate("x", method="speculative", draft="nope"),
+        )
 
     def test_prompt_and_messages_together(self, tiny_model):
         self.refused(
-            BadOption, ["prompt", "messages"], lambda: tiny_model.generate("x", messages=[{"role": "user", "content": "y"}])
+            BadOption,
+            ["prompt", "messages"],
+            lambda: tiny_model.generate("x", messages=[{"role": "user", "content": "y"}]),
         )
 
     def test_messages_without_a_template(self, tiny_model):
-        self.refused(BadOption, ["chat template"], lambda: tiny_model.generate(messages=[{"role": "user", "content": "y"}]))
+        self.refused(
+            BadOption,
+            ["chat template"],
+            lambda: tiny_model.generate(messages=[{"role": "user", "content": "y"}]),
+        )
 
     def test_text_without_a_tokenizer(self):
         bare = forerun.from_network(tiny.build("llama"), None, lanes=1)
@@ -416,29 +517,39 @@ class TestBadInput:
             monkeypatch.setattr(f"{module}.available_bytes", lambda device: int(2.5 * lane))
         assert whole.context > 256 and forerun.load("zoo:ar", lanes=2).context == 256
         assert len(forerun.load("zoo:ar", lanes=2).generate("x = 1", max_tokens=3).token_ids) <= 3
-        self.refused(NoRoom, ["lanes=2", "max_context=512"], lambda: forerun.load("zoo:ar", lanes=2, max_context=512))
+        self.refused(
+            NoRoom,
+            ["lanes=2", "max_context=512"],
+            lambda: forerun.load("zoo:ar", lanes=2, max_context=512),
+        )
 
     def test_a_bad_device_dtype_or_number_of_lanes(self):
         self.refused(BadOption, ["device='gpu9'"], lambda: forerun.load("tiny", device="gpu9"))
-        self.refused(BadOption, ["'float31'", "float32"], lambda: forerun.load("tiny", dtype="float31"))
+        self.refused(
+            BadOption, ["'float31'", "float32"], lambda: forerun.load("tiny", dtype="float31")
+        )
         self.refused(BadOption, ["lanes=0"], lambda: forerun.load("tiny", lanes=0))
-        self.refused(BadOption, ["max_context=99999", "512"], lambda: forerun.load("tiny", max_context=99999))
+        self.refused(
+            BadOption, ["max_context=99999", "512"], lambda: forerun.load("tiny", max_context=99999)
+        )
         if not torch.cuda.is_available():
             self.refused(BadOption, ["cuda", "cpu"], lambda: forerun.load("tiny", device="cuda"))
 
     def test_a_method_that_the_family_cannot_run(self, tiny_model):
-        from forerun.core import Marginal
+        from forerun.families.base import BlankFiller
         from forerun.registry import method
 
         @method("paint", guarantee="approximate", reference="paint")
-        async def paint(seq, target: Marginal):
+        async def paint(seq, target: BlankFiller):
             """Fill blanks."""
 
         with pytest.raises(NotAble, match=r"'paint'.*fills blanks.*'ar'"):
             paint.check(tiny_model.family, tiny_model.name)
 
     def test_in_a_batch_one_bad_request_fails_alone(self, tiny_model):
-        good, empty, long, also_good = tiny_model.generate(["hi", "", [1] * 500, "ho"], max_tokens=4, ignore_eos=True)
+        good, empty, long, also_good = tiny_model.generate(
+            ["hi", "", [1] * 500, "ho"], max_tokens=4, ignore_eos=True
+        )
         assert (empty.finish_reason, long.finish_reason) == ("error", "error")
         assert "empty" in str(empty.error) and "500" in str(long.error)
         assert len(good.token_ids) == len(also_good.token_ids) == 4
@@ -446,15 +557,24 @@ class TestBadInput:
 
 
 def test_two_who_iterate_over_the_same_requests_both_end():
-    jobs = fresh().submit(["hi", "ho"], max_tokens=4, ignore_eos=True, text=True)
+    jobs = fresh().submit(["hi", "ho"], max_tokens=4, ignore_eos=True, streams=True)
     first = iter(jobs)
     next(first)
     assert list(jobs) and list(first) == []
 
 
 def test_a_shorter_draft_context_bounds_the_request():
-    small = forerun.from_network(tiny.build("llama", 1), tiny.tokenizer(), name="small", lanes=1, max_context=32)
+    small = forerun.from_network(
+        tiny.build("llama", 1), tiny.tokenizer(), name="small", lanes=1, max_context=32
+    )
     m = fresh()
     with pytest.raises(BadOption, match="'small'"):
         m.generate([1] * 20, method="speculative", draft=small, max_tokens=20)
-    assert len(m.generate([1] * 20, method="speculative", draft=small, max_tokens=12, ignore_eos=True).token_ids) == 12
+    assert (
+        len(
+            m.generate(
+                [1] * 20, method="speculative", draft=small, max_tokens=12, ignore_eos=True
+            ).token_ids
+        )
+        == 12
+    )

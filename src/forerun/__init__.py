@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Imported when first used, so that `import forerun` and `forerun --help` do not wait for torch.
 _WHERE = {
     "load": "forerun.api",
     "from_network": "forerun.api",
     "Model": "forerun.api",
-    "Result": "forerun.result",
-    "Sampling": "forerun.parameters",
+    "Result": "forerun.requests.result",
+    "Sampling": "forerun.options",
     "method": "forerun.registry",
     "ForerunError": "forerun.errors",
 }
@@ -27,9 +27,9 @@ __all__ = ["ForerunError", "Model", "Result", "Sampling", "from_network", "load"
 if TYPE_CHECKING:
     from forerun.api import Model, from_network, load
     from forerun.errors import ForerunError
-    from forerun.parameters import Sampling
+    from forerun.options import Sampling
     from forerun.registry import method
-    from forerun.result import Result
+    from forerun.requests.result import Result
 
 
 def __getattr__(name: str) -> Any:

@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-from typing import Any, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
-import torch
 
-from forerun import infilling, zoo
-from forerun.arguments import Wish, check_drafts, check_for, check_not_empty, read_prompts, read_wish, room_after
 from forerun.backbones.translated import translated
-from forerun.checkpoints import causal, diffusion, tiny
-from forerun.core import BLANK, AnySubset, Canvas, Conditional
+from forerun.checkpoints import hub, resolve
+from forerun.checkpoints.placement import device_named, dtype_named
 from forerun.drafters.autoregressive import ModelDrafter
+from forerun.drafters.base import Drafter
 from forerun.drafters.lookup import LookupDrafter
+from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
-from forerun.engine.serve import Backbone, Engine, Host, Questions, Ticket
-from forerun.errors import BadOption, ForerunError, NoRoom, NotAble, unknown
-from forerun.families.block import Block
-from forerun.families.masked import Masked
-from forerun.jobs import Job, Jobs, Stream, failed
-from forerun.noise import Noise
-from forerun.parameters import Sampling
+from forerun.engine.engine import Engine, MakeSampler
+from forerun.engine.host import Host
+from forerun.engine.ticket import DecodingCoroutine, Ticket
+from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
+from forerun.families.any_subset import SubsetScorer
+from forerun.families.base import ChainScorer, Family, ModelHandle
+from forerun.options import Sampling, check_whole
+from forerun.probability.logits import TokenHistory
+from forerun.probability.noise import Noise
 from forerun.registry import family_for
-from forerun.result import Result
-from forerun.sampling import History
+from forerun.requests.infill import (
+    Infilled,
+    Infilling,
+    canvas_of,
+    check_infill,
+    completion_ids,
+    failed_infilling,
+    joint_logprob,
+    parse_text,
+    piece_ids,
+    read_texts,
+)
+from forerun.requests.jobs import Completion, Failed, Job, Jobs, RequestJobs, Stream, failed_result
+from forerun.requests.model import Tokenizer
+from forerun.requests.prompts import Message, check_not_empty, parse_prompts, room_after
+from forerun.requests.request import (
+    DecodeRequest,
+    check_draft_model,
+    check_request,
+    parse_request,
+)
+from forerun.requests.result import Result, promise_of
+from forerun.sequence.canvas import BLANK, Canvas
+
+Prompt = str | Sequence[int]
+Chat = Sequence[Message]
 
 DEFAULT_LANES = 8
 STEP = 256  # tokens; contexts that memory decides on are multiples of it
-UNBOUNDED_CONTEXT = 1024  # for models that know only distances, such as XLNet, unless max_context says otherwise
+# for models that know only distances, such as XLNet, unless max_context says otherwise
+DEFAULT_CONTEXT = 2048  # of a checkpoint that names none
+UNBOUNDED_CONTEXT = 1024
 
 
-def load(
+def load(  # noqa: PLR0913 - keywords of a public function
     model: str,
     *,
     device: str | None = None,
@@ -44,53 +71,45 @@ def load(
     tensor_parallel: bool = False,
     graphs: bool | None = None,
 ) -> Model:
-    """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or 'tiny[:ARCH[:SEED]]'.
+    """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
+    'tiny[:ARCH[:SEED]]'.
 
-    'MODEL+FOLDER' is a model with the adapters that a training run with `lora:` left in FOLDER added to its weights.
-    `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on cuda, unless given.
-    `lanes` is how many sequences are decoded at once; more requests than lanes wait. `max_context` bounds prompt plus output;
-    without it that is as much as the model was made for and memory has room for.
-    `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which make the same requests.
-    `graphs=False` runs every forward by its plain code; else, on cuda, forwards are captured as graphs where that is possible.
+    'MODEL+FOLDER' adds the adapters that a training run with `lora:` left in FOLDER. `device`
+    is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on
+    cuda. `lanes` is how many sequences are decoded at once; further requests wait. `max_context`
+    bounds prompt plus output; the default is what the model was made for and memory has room for.
+    `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which
+    make the same requests. `graphs=False` captures no forward as a CUDA graph.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
-    model, where = os.fspath(model), device_named(device)
-    kind = dtype_named(dtype, where)
     for name, value in (("lanes", lanes), ("max_context", max_context)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
-    name, (model, adapters) = model, causal.split_adapters(model)
-    if tensor_parallel and adapters:
-        raise NotAble(f"model={name!r}: adapters are added to whole layers, so it cannot be split with tensor_parallel.")
-    if tensor_parallel and (model == "tiny" or model.startswith(("tiny:", "zoo:"))):
-        raise NotAble(f"model={model!r} is too small to split: tensor_parallel is for checkpoints in a directory or on the hub.")
-    if model == "tiny" or model.startswith("tiny:"):
-        network, tokenizer = tiny.build(*tiny.parse(model), kind or torch.float32).to(where), tiny.tokenizer()
-    elif model.startswith("zoo:"):
-        network, tokenizer = zoo.load(model.removeprefix("zoo:"), kind or torch.float32, where)
-    else:
-        source = causal.find(model)
-        raw = diffusion.read_raw_config(source)
-        if raw is not None and tensor_parallel:
-            raise NotAble(f"model={model!r} ({raw['model_type']}) is loaded by an adapter of ours, which does not split it yet.")
-        if raw is not None and raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
-            if adapters:
-                raise NotAble(f"model={name!r}: adapters do not fit {raw['model_type']}, which the library does not know.")
-            backbone, tokenizer = diffusion.load_diffusion_transformer(source, raw, where, kind, max_context)
-            mask, blocks = backbone.vocab - 1, raw["model_type"] == "bd3lm"
-            family = Block(mask, diffusion.block_size(model, raw) or 1) if blocks else Masked(mask)
-            return Model(model, family, backbone, tokenizer, [raw.get("eos_token_id", 50256)], lanes, graphs=graphs)
-        if raw is not None:
-            network, tokenizer = diffusion.load(source, raw, where, kind)
-        else:
-            if not source.gguf:  # reading a GGUF's config takes as long as reading all of it, and from_network checks again
-                causal.check_attention(causal.read_config(source), max_context)
-            tokenizer = causal.load_tokenizer(source)
-            network = causal.load_weights(source, where, kind, shared=tensor_parallel)
-    if adapters:
-        network = causal.with_adapters(network, adapters)
-    return from_network(network, tokenizer, name=name, lanes=lanes, max_context=max_context, graphs=graphs)
+        if value is not None:
+            check_whole(name, value)
+    model = os.fspath(model)
+    where = device_named(device)
+    kind = dtype_named(dtype, where)
+    loaded = resolve.load_network(
+        model, where, kind, max_context=max_context, tensor_parallel=tensor_parallel
+    )
+    if isinstance(loaded, resolve.LoadedBackbone):
+        return Model(
+            model,
+            loaded.family,
+            loaded.backbone,
+            loaded.tokenizer,
+            loaded.eos,
+            lanes=lanes,
+            graphs=graphs,
+        )
+    return from_network(
+        loaded.network,
+        loaded.tokenizer,
+        name=model,
+        lanes=lanes,
+        max_context=max_context,
+        graphs=graphs,
+    )
 
 
 def from_network(
@@ -103,271 +122,477 @@ def from_network(
     graphs: bool | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
-    causal.check_attention(network.config, max_context)
+    hub.check_attention(network.config, max_context)
     config = network.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
+    longest = longest_context(config)
     if max_context is not None and 0 < longest < max_context:
-        raise BadOption(f"max_context={max_context} is more than the {longest} positions that '{name}' was made for.")
+        raise BadOption(
+            f"max_context={max_context} is more than the {longest} positions that '{name}' was "
+            f"made for."
+        )
     context = max_context or (longest if longest > 0 else UNBOUNDED_CONTEXT)
     vocab = min(config.vocab_size, len(tokenizer)) if tokenizer is not None else config.vocab_size
-    eos = causal.eos_ids(network, tokenizer)
+    eos = hub.eos_ids(network, tokenizer)
     family = family_for(config)
-    make_backbone = getattr(family, "backbone", causal.backbone_of)
-    backbone = make_backbone(network, vocab, context)
+    backbone = family.backbone(network, vocab, context)
+    if backbone is None:
+        backbone = hub.backbone_of(network, vocab, context)
     return Model(
-        name, family, backbone, tokenizer, eos, lanes, graphs=graphs, context=max_context or fitting(backbone, family, lanes or 1)
+        name,
+        family,
+        backbone,
+        tokenizer,
+        eos,
+        lanes=lanes,
+        graphs=graphs,
+        context=max_context or fitting(backbone, family, lanes or 1),
     )
 
 
-def fitting(backbone: Backbone, family: Any, lanes: int) -> int:
+def longest_context(config: Any) -> int:
+    """The positions that a checkpoint was made for; -1 where there is no limit."""
+    for name in ("max_position_embeddings", "n_positions"):
+        positions = getattr(config, name, None)
+        if positions:
+            return positions
+    return DEFAULT_CONTEXT
+
+
+def fitting(backbone: Backbone, family: Family, lanes: int) -> int:
     """The most context that a model was made for of which some lanes fit into memory."""
-    room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)  # what fits now must still fit when the slots are made
+    # What fits now must still fit when the slots are made.
+    room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)
     contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
-    return next((c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room), backbone.context)
-
-
-def device_named(device: str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError):
-        where = torch.device("meta")
-    if where.type not in ("cpu", "cuda"):
-        raise BadOption(f"device={device!r} is not supported: use 'cpu' or 'cuda'.")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise BadOption(f"device={device!r}: this machine has no usable CUDA device; use 'cpu'.")
-    return where
-
-
-def dtype_named(dtype: str | None, device: torch.device) -> torch.dtype | None:
-    kinds = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else None
-    name = str(dtype).removeprefix("torch.")
-    if name not in kinds:
-        raise unknown("dtype", name, kinds)
-    return kinds[name]
+    return next(
+        (c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room),
+        backbone.context,
+    )
 
 
 class Model:
     """A model that is ready to decode. Not for use from several threads at once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a model is made of
         self,
         name: str,
-        family: Any,
+        family: Family,
         backbone: Backbone,
-        tokenizer: Any | None = None,
-        eos: Sequence[int] | frozenset[int] = (),
+        tokenizer: Tokenizer | None = None,
+        eos: Collection[int] = (),
+        *,
         lanes: int | None = None,
-        sample: Any = None,
-        graphs: bool | None = None,
         context: int | None = None,
+        graphs: bool | None = None,
+        sampler: MakeSampler = Noise,
     ):
-        self.name, self.family, self.backbone, self.tokenizer = name, family, backbone, tokenizer
-        self.context, self.vocab = context or backbone.context, backbone.vocab
+        self.name = name
+        self.family = family
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.context = context or backbone.context
+        self.vocab = backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
-        lanes = self._lanes(lanes)
-        self.engine = Engine(lanes, sample or Noise, graphs)
-        self._draft_hosts: dict[Model, tuple[Any, Host]] = {}
+        self.engine = Engine(self._lanes(lanes), sampler, graphs)
+        self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
         self._draft_models: dict[str, Model] = {}
+
+    def twin(self, lanes: int = 1) -> Model:
+        """The same weights behind an engine of their own."""
+        return Model(
+            self.name,
+            self.family,
+            self.backbone,
+            self.tokenizer,
+            self.eos,
+            lanes=lanes,
+            context=self.context,
+        )
 
     @cached_property
     def host(self) -> Host:
-        """This model's slots, made when they are first needed: a model that only drafts for another never needs its own."""
-        return self.engine.host(self.backbone, self.family.slots(self.context), self.family.never)
+        """This model's slots, made when they are first needed: a model that only drafts for another
+        never needs its own."""
+        room = self.family.slots(self.context)
+        return self.engine.add_model(self.backbone, room, self.family.impossible_tokens)
+
+    @property
+    def lanes(self) -> int:
+        """How many sequences are decoded at once."""
+        return self.engine.lanes
+
+    def handle(self) -> ModelHandle:
+        """What a method holds of this model."""
+        return self.family.handle(self.family, self.host)
 
     def _lanes(self, lanes: int | None) -> int:
         size = self.backbone.bytes_per_lane(self.family.slots(self.context))
         if lanes is None:
             lanes = min(DEFAULT_LANES, lanes_that_fit(size, self.backbone.device))
             if lanes < 1:
-                raise NoRoom(f"'{self.name}' with max_context={self.context} does not fit even once: use a smaller max_context.")
+                raise NoRoom(
+                    f"'{self.name}' with max_context={self.context} does not fit even once: use a "
+                    f"smaller max_context."
+                )
         check_room(lanes, self.context, size, self.backbone.device)
         return lanes
 
-    @overload
-    def generate(self, prompt: str, **options: Any) -> Result: ...
-    @overload
-    def generate(self, prompt: Any = None, **options: Any) -> Any: ...
+    def generate(  # noqa: PLR0913 - keywords of a public function
+        self,
+        prompt: Prompt | Sequence[Prompt] | None = None,
+        *,
+        messages: Chat | Sequence[Chat] | None = None,
+        method: str | None = None,
+        draft: str | Model | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_tokens: Sequence[int] | None = None,
+        min_tokens: int = 0,
+        stop: Sequence[str] | str = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        seed: int = 0,
+        n: int = 1,
+        logprobs: int | None = None,
+        **method_options: Any,
+    ) -> Any:
+        """Decode a prompt (text or token ids), a list of them, or chat `messages=`.
 
-    def generate(self, prompt: Any = None, **options: Any) -> Any:
-        """Decode a prompt (text or token ids), a list of them, or chat `messages=`; one Result each.
-
-        With several prompts, or n above 1, a list comes back, the n samples of a prompt next to each other; there a prompt
-        that cannot be decoded gives a Result with `error`, and the others are not harmed. Keywords are `method`, `draft`, the
-        fields of `Sampling` and the options of the method and its drafter.
+        One prompt gives a `Result`. Several prompts, or n above 1, give a list, the n samples of a
+        prompt next to each other; there a prompt that cannot be decoded gives a Result with
+        `error`, and the others are not harmed. The sampling parameters are those of `Sampling`;
+        `method_options` are the options of the method and its drafter.
         """
-        jobs = self.submit(prompt, **options)
-        try:
-            for _ in jobs:
-                pass
-        finally:
-            jobs.cancel()
-        return jobs.results() if jobs.several else jobs.only_result()
+        jobs = self.submit(
+            prompt,
+            messages=messages,
+            method=method,
+            draft=draft,
+            **sampling_arguments(locals()),
+            **method_options,
+        )
+        return _served(jobs).outcome()
 
-    def stream(self, prompt: Any = None, **options: Any) -> Stream:
-        """Text as it is decided, piece by piece; for several prompts, pairs (index, piece). `close` cancels the rest."""
-        return Stream(self.submit(prompt, text=True, **options))
+    def generate_all(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
+        """Decode a list of prompts. The first error is raised. The options are those of
+        `generate`."""
+        return _without_errors(self.submit(list(prompts), **options))
+
+    def stream(  # noqa: PLR0913 - keywords of a public function
+        self,
+        prompt: Prompt | Sequence[Prompt] | None = None,
+        *,
+        messages: Chat | Sequence[Chat] | None = None,
+        method: str | None = None,
+        draft: str | Model | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_tokens: Sequence[int] | None = None,
+        min_tokens: int = 0,
+        stop: Sequence[str] | str = (),
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        seed: int = 0,
+        n: int = 1,
+        logprobs: int | None = None,
+        **method_options: Any,
+    ) -> Stream:
+        """Text as it is decided, piece by piece; for several prompts, pairs (index, piece).
+
+        Iterate with `for` or `async for`. `close` cancels the rest. The arguments are those of
+        `generate`.
+        """
+        jobs = self.submit(
+            prompt,
+            messages=messages,
+            method=method,
+            draft=draft,
+            streams=True,
+            **sampling_arguments(locals()),
+            **method_options,
+        )
+        return Stream(jobs)
 
     def submit(
         self,
-        prompt: Any = None,
+        prompt: Prompt | Sequence[Prompt] | None = None,
         *,
-        messages: Any = None,
+        messages: Chat | Sequence[Chat] | None = None,
         method: str | None = None,
-        draft: Any = None,
-        text: bool = False,
+        draft: str | Model | None = None,
+        streams: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Queue requests; iterate over the jobs to serve them. `text` asks for pieces of text as they come."""
-        wish = read_wish(method or self.family.default, draft, options)
-        check_for(self, wish)
-        prompts, several = read_prompts(self, prompt, messages)
-        small = self.draft_model(draft, wish) if wish.needs_draft_model else None
-        jobs = [self._job(wish, p, sample, small, text) for p in prompts for sample in range(wish.sampling.n)]
-        several = several or wish.sampling.n > 1
-        if not several and isinstance(jobs[0], Result) and jobs[0].error is not None:
-            raise jobs[0].error
-        return Jobs(self.engine, jobs, several)
-
-    def _job(self, wish: Wish, prompt: list[int] | ForerunError, sample: int, small: Model | None, text: bool) -> Job | Result:
-        """One request, or the result that says why there is none: a bad prompt fails alone."""
-        try:
-            if isinstance(prompt, ForerunError):
-                raise prompt
-            if small is not None:
-                check_not_empty(prompt, small)
-            shortest = min((m for m in (self, small) if m is not None), key=lambda m: m.context)
-            sampling = wish.sampling
-            room = room_after(prompt, sampling.max_tokens, sampling.min_tokens, shortest.context, shortest.name)
-        except ForerunError as error:
-            return failed(error, wish.method, self.name)
-        return Job(self, wish, [*prompt, *[BLANK] * room], sample, self.drafter(wish, small), text)
-
-    def infill(
-        self, text: Any = None, *, token_ids: Any = None, method: str | None = None, draft: Any = None, **options: Any
-    ) -> Any:
-        """Fill the holes of a text: `<|fill:8|>` is a hole of eight tokens, `<|fill:4-12|>` one of four to twelve, the length with
-        the highest joint density per token. Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or
-        a list of any of these. One `Infilled` each; with n above 1, the n best or n samples.
-        """
-        requests, several = self.submit_infill(text, token_ids=token_ids, method=method, draft=draft, **options)
-        try:
-            self.engine.run()
-        finally:
-            for request in requests:
-                for job in getattr(request, "jobs", ()):
-                    self.engine.cancel(job.ticket)
-        found = [r for request in requests for r in ([request] if isinstance(request, Result) else request.results())]
-        if several or options.get("n", 1) > 1:
-            return found
-        if found[0].error is not None:
-            raise found[0].error
-        return found[0]
-
-    def submit_infill(
-        self, text: Any = None, *, token_ids: Any = None, method: str | None = None, draft: Any = None, **options: Any
-    ) -> tuple[list[Any], bool]:
-        """Queue texts with holes: a `Request` each, or the result that says why there is none; and whether there were several."""
-        infilling.check_options(self, options)
-        wish = read_wish(method or self.family.default, draft, options)
-        check_for(self, wish)
-        if (text is None) == (token_ids is None):
-            raise BadOption("give either a text with holes or token_ids=, not both and not neither.")
-        given, read_one = (text, infilling.read) if token_ids is None else (token_ids, infilling.of_ids)
-        if token_ids is not None:
-            if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-                raise BadOption(f"token_ids={given!r} must be a list of token ids, with None where one is missing.")
-            given = [list(one) if isinstance(one, Iterable) and not isinstance(one, str) else one for one in given]
-        several = isinstance(given, list | tuple) and (token_ids is None or (bool(given) and isinstance(given[0], list)))
-        small = self.draft_model(draft, wish) if wish.needs_draft_model else None
-        requests: list[Any] = []
-        for one in given if several else [given]:
+        """Queue requests; iterate over the jobs to serve them. With `streams`, they yield pieces of
+        text as they come. The other arguments are those of `generate`."""
+        request = parse_request(method or self.family.default_method, draft, options)
+        check_request(self, request)
+        prompts = parse_prompts(self, prompt, messages)
+        draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
+        several = prompts.several or request.sampling.n > 1
+        completions: list[RequestJobs] = []
+        for ids in prompts.ids:
             try:
-                requests.append(infilling.Request(self, wish, read_one(one), small))
+                canvas = self._canvas(ids, request.sampling, draft_model)
+                jobs = [
+                    Job(
+                        self,
+                        request,
+                        canvas,
+                        self._drafter(request, draft_model),
+                        sample=sample,
+                        streams=streams,
+                    )
+                    for sample in range(request.sampling.n)
+                ]
+                completions.append(Completion(jobs))
             except ForerunError as error:
                 if not several:
                     raise
-                requests.append(infilling.failed(error, failed(error, wish.method, self.name)))
-        for request in requests:
-            for job in getattr(request, "jobs", ()):
-                self.engine.submit(job.ticket)
-        return requests, several
+                result = failed_result(error, promise_of(request.method, self.name))
+                completions.append(Failed([result] * request.sampling.n))
+        return Jobs(self.engine, completions, several)
+
+    def _canvas(
+        self, prompt: list[int] | ForerunError, sampling: Sampling, draft_model: Model | None
+    ) -> list[int]:
+        """A prompt and the blanks after it, as many as target and draft model have room for."""
+        if isinstance(prompt, ForerunError):
+            raise prompt
+        shortest: Model = self
+        if draft_model is not None:
+            check_not_empty(prompt, draft_model)
+            if draft_model.context < self.context:
+                shortest = draft_model
+        room = room_after(prompt, shortest, sampling.max_tokens, sampling.min_tokens)
+        return [*prompt, *[BLANK] * room]
+
+    def infill(  # noqa: PLR0913 - keywords of a public function
+        self,
+        text: Any = None,
+        *,
+        token_ids: Any = None,
+        method: str | None = None,
+        draft: str | Model | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        allowed_tokens: Sequence[int] | None = None,
+        seed: int = 0,
+        n: int = 1,
+        logprobs: int | None = None,
+        **method_options: Any,
+    ) -> Any:
+        """Fill the holes of a text: `<|fill:8|>` is a hole of eight tokens, `<|fill:4-12|>` one of
+        four to twelve, the length with the highest joint density per token.
+
+        Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or a list
+        of any of these. One `Infilled` each; with n above 1, the n best or n samples. The arguments
+        are those of `generate`, less those that say where a text ends.
+        """
+        jobs = self.submit_infill(
+            text,
+            token_ids=token_ids,
+            method=method,
+            draft=draft,
+            **sampling_arguments(locals()),
+            **method_options,
+        )
+        return _served(jobs).outcome()
+
+    def submit_infill(
+        self,
+        text: Any = None,
+        *,
+        token_ids: Any = None,
+        method: str | None = None,
+        draft: str | Model | None = None,
+        **options: Any,
+    ) -> Jobs:
+        """Queue texts with holes; iterate over the jobs to serve them."""
+        check_infill(self, options)
+        request = parse_request(method or self.family.default_method, draft, options)
+        check_request(self, request)
+        texts = read_texts(text, token_ids)
+        draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
+        several = texts.several or request.sampling.n > 1
+        make_drafter = partial(self._drafter, request, draft_model)
+        infillings: list[RequestJobs] = []
+        for one in texts.given:
+            try:
+                infillings.append(Infilling(self, request, texts.parse(one), make_drafter))
+            except ForerunError as error:
+                if not texts.several:
+                    raise
+                promise = promise_of(request.method, self.name)
+                infillings.append(Failed([failed_infilling(error, promise)]))
+        return Jobs(self.engine, infillings, several)
+
+    def infill_all(
+        self, canvases: Sequence[Sequence[int | None]], **options: Any
+    ) -> list[Infilled]:
+        """Fill a list of canvases, token ids with None for every blank. The first error is raised.
+        The options are those of `infill`."""
+        results = _without_errors(
+            self.submit_infill(token_ids=list(map(list, canvases)), **options)
+        )
+        return [result for result in results if isinstance(result, Infilled)]
 
     def logprob(self, text: Any, completion: Any) -> float:
-        """The joint log-probability, in nats, of what fills the holes of a text, under the model's own law: one forward.
+        """The joint log-probability, in nats, of what fills the holes of a text, under the model's
+        own law: one forward.
 
-        `completion` is a text, or one for each hole; `<|fill|>` is a hole of whatever length its completion has. A left-to-right
-        model can score a hole at the end.
+        `completion` is a text, or one for each hole; `<|fill|>` is a hole of whatever length its
+        completion has. A left-to-right model can score a hole at the end.
         """
-        if Conditional not in self.family.answers:
+        if not self.family.can(ChainScorer):
             raise NotAble(
-                f"'{self.name}' (family '{self.family.name}') does not score completions, it could only bound them: use an "
-                f"any-subset model, such as 'zoo:any-subset'."
+                f"'{self.name}' (family '{self.family.name}') does not score completions, it could "
+                f"only bound them: use an any-subset model, such as 'zoo:any-subset'."
             )
-        template = infilling.read(text)
-        ids = infilling.token_ids(self, template)
-        parts = infilling.completion_ids(self, template, completion)
-        if AnySubset not in self.family.answers and (len(parts) > 1 or ids[-1]):
-            raise NotAble(f"'{self.name}' goes from left to right: it can score one hole at the end of a text, and no other.")
-        canvas, tokens = infilling.canvas_of(self, ids, [len(part) for part in parts]), [t for part in parts for t in part]
-        history = History(Sampling(temperature=1.0, logprobs=0), np.zeros(0, np.int64), self.vocab, frozenset())
-        seq, total = Canvas(canvas, history=history), []
+        template = parse_text(text)
+        pieces = piece_ids(self, template)
+        parts = completion_ids(self, template, completion)
+        if not self.family.can(SubsetScorer) and (len(parts) > 1 or pieces[-1]):
+            raise NotAble(
+                f"'{self.name}' goes from left to right: it can score one hole at the end of a "
+                f"text, and no other."
+            )
+        canvas = canvas_of(self, pieces, [len(part) for part in parts])
+        tokens = [token for part in parts for token in part]
+        seq = self.canvas(canvas, Sampling(temperature=1.0, logprobs=0))
+        found: list[float] = []
 
         async def ask() -> None:
-            await Questions(self.family, self.host).conditionals(seq, tokens[:-1])
-            total.append(infilling.density(seq, tokens))
+            target = self.handle()
+            assert isinstance(target, ChainScorer)
+            await target.conditionals(seq, tokens[:-1])
+            found.append(joint_logprob(seq, tokens))
 
-        ticket = self.engine.submit(Ticket(seq, ask))
+        self.run_to_end(seq, ask)
+        return found[0]
+
+    def canvas(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        stop_tokens: frozenset[int] = frozenset(),
+        seed: int = 0,
+    ) -> Canvas:
+        """A canvas of this model's tokens, for those who drive a handle by themselves."""
+        given = np.asarray([token for token in tokens if token != BLANK], np.int64)
+        history = TokenHistory(sampling, given, self.vocab, stop_tokens)
+        return Canvas(tokens, history=history, seed=seed)
+
+    def run_to_end(self, seq: Canvas, start: Callable[[], DecodingCoroutine]) -> None:
+        """Run a coroutine on this model's engine until it returns; its error is raised."""
+        ticket = self.engine.submit(Ticket(seq, start))
         self.engine.run()
         if ticket.error is not None:
             raise ticket.error
-        return total[0]
 
-    def drafter(self, wish: Wish, small: Model | None) -> Any | None:
-        """The drafter of one request, if it has one."""
-        if wish.drafter is None:
+    def _drafter(self, request: DecodeRequest, draft_model: Model | None) -> Drafter | None:
+        """A drafter for one sequence, if the request has one."""
+        if request.drafter_class is None:
             return None
-        drawn_from: dict[str, Any] = {} if small is None else {"model": Questions(*self._draft_hosts[small], drafting=True)}
-        if wish.drafter_options.get("first"):
-            drawn_from["opening"] = self._opening(wish.drafter_options.get("first_draft", "lookup"))
-        return wish.drafter(**drawn_from, **wish.drafter_options)
+        options = dict(request.drafter_options)
+        if draft_model is not None:
+            options["model"] = self._draft_handle(draft_model)
+        if options.get("first"):
+            options["opening"] = self._opening_drafter(options.get("first_draft", "lookup"))
+        make: Callable[..., Drafter] = request.drafter_class
+        return make(**options)
 
-    def _opening(self, name: Any) -> Any:
+    def _draft_handle(self, draft_model: Model) -> ModelHandle:
+        family, host = self._draft_hosts[draft_model]
+        return family.handle(family, host, drafting=True)
+
+    def _opening_drafter(self, name: str | Model) -> Drafter:
         """What drafts the first tokens where a drafter leaves them to another."""
         if name == "lookup":
             return LookupDrafter()
-        small = self.draft_model(name)
-        if Conditional not in small.family.answers:
-            raise NotAble(f"first_draft={small.name!r} (family '{small.family.name}') must be a left-to-right model, or 'lookup'.")
-        if small.context < self.context:
+        draft_model = self.draft_model(name)
+        handle = self._draft_handle(draft_model)
+        if not isinstance(handle, ChainScorer):
             raise NotAble(
-                f"first_draft={small.name!r} has a context of {small.context}: load '{self.name}' with max_context=, as much."
+                f"first_draft={draft_model.name!r} (family '{draft_model.family.name}') must be a "
+                f"left-to-right model, or 'lookup'."
             )
-        return ModelDrafter(Questions(*self._draft_hosts[small], drafting=True))
+        if draft_model.context < self.context:
+            raise NotAble(
+                f"first_draft={draft_model.name!r} has a context of {draft_model.context}: load "
+                f"'{self.name}' with max_context=, as much."
+            )
+        return ModelDrafter(handle)
 
-    def draft_model(self, draft: Any, wish: Wish | None = None) -> Model:
-        """A draft model, loaded once, with lanes of its own in this model's engine; fit for what the wish asks of it."""
-        if not isinstance(draft, Model):
-            if draft not in self._draft_models:
-                try:
-                    self._draft_models[draft] = load(draft, device=str(self.backbone.device), lanes=1)
-                except ForerunError as error:
-                    raise type(error)(f"draft={draft!r}: {error}") from error
-            draft = self._draft_models[draft]
-        if wish is not None:
-            check_drafts(draft, wish)
-        if draft not in self._draft_hosts:
-            family, backbone = translated(self, draft)
-            context = min(self.context, draft.context)
+    def draft_model(self, draft: str | Model | None, request: DecodeRequest | None = None) -> Model:
+        """A draft model, loaded once, with lanes of its own in this model's engine; fit for what
+        the request asks of it."""
+        model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
+        if request is not None:
+            check_draft_model(model, request)
+        if model not in self._draft_hosts:
+            family, backbone = translated(self, model)
+            context = min(self.context, model.context)
             room = family.slots(context)
-            check_room(self.engine.lanes, context, backbone.bytes_per_lane(room), backbone.device)
-            self._draft_hosts[draft] = family, self.engine.host(backbone, room, family.never)
-        return draft
+            size = backbone.bytes_per_lane(room)
+            check_room(self.engine.lanes, context, size, backbone.device)
+            host = self.engine.add_model(backbone, room, family.impossible_tokens)
+            self._draft_hosts[model] = (family, host)
+        return model
+
+    def _loaded_draft(self, name: str) -> Model:
+        if name not in self._draft_models:
+            try:
+                self._draft_models[name] = load(name, device=str(self.backbone.device), lanes=1)
+            except ForerunError as error:
+                raise type(error)(f"draft={name!r}: {error}") from error
+        return self._draft_models[name]
 
     def decode(self, tokens: Sequence[int]) -> str:
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def sampling_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters among the arguments of a call, which `locals()` holds."""
+    return {name: arguments[name] for name in Sampling.names() if name in arguments}
+
+
+def _served(jobs: Jobs) -> Jobs:
+    """Serve all jobs. An interruption cancels those that are not over."""
+    try:
+        jobs.run()
+    finally:
+        jobs.cancel()
+    return jobs
+
+
+def _without_errors(jobs: Jobs) -> list[Result]:
+    """All results of some jobs. The first error is raised."""
+    results = _served(jobs).results()
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return results

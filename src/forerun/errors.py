@@ -1,4 +1,5 @@
-"""What can go wrong at the caller's side. Every message names the argument, what it was, and what would be right."""
+"""What can go wrong at the caller's side. Every message names the argument, what it was, and what
+would be right."""
 
 from __future__ import annotations
 
@@ -30,9 +31,15 @@ class NoRoom(ForerunError, MemoryError):
     """The slots that were asked for do not fit in memory."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], error: type[ForerunError] = BadOption) -> ForerunError:
+def unknown(
+    kind: str, name: str, known: Iterable[str], error: type[ForerunError] = BadOption
+) -> ForerunError:
     """The error for a name that is not in a table, with the closest names first."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=3)
-    hint = f"did you mean {' or '.join(repr(c) for c in close)}?" if close else f"known: {', '.join(known) or 'none'}."
+    hint = (
+        f"did you mean {' or '.join(repr(c) for c in close)}?"
+        if close
+        else f"known: {', '.join(known) or 'none'}."
+    )
     return error(f"{kind} {name!r} is unknown: {hint}")

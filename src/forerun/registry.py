@@ -1,22 +1,25 @@
-"""What can be named: methods, drafters, routers and families; our own, and those that installed packages bring as entry points.
+"""What can be named: methods, drafters, routers and families; our own, and those that installed
+packages bring as entry points.
 
-A package outside this repository adds a method with an entry point in the group `forerun.methods` (or `.drafters`, `.routers`,
-`.families`) that names the decorated object; see docs/extending.md.
+A package outside this repository adds a method with an entry point in the group `forerun.methods`
+(or `.drafters`, `.routers`, `.families`) that names the decorated object; see docs/extending.md.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from functools import cached_property
-from importlib.metadata import entry_points
-from typing import Any, get_type_hints
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 from forerun.errors import BadOption, NotAble, unknown
 
-# Our own, by the same "module:object" references that entry points use, so that nothing is imported before it is named.
+# Our own, by the same "module:object" references that entry points use, so that nothing is imported
+# before it is named.
 BUILT_IN: dict[str, dict[str, str]] = {
     "methods": {
         "ar": "forerun.methods.autoregressive:autoregressive",
@@ -51,10 +54,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
     "routers": {
-        "span": "forerun.routers:Span",
-        "score": "forerun.routers:Score",
-        "hysteresis": "forerun.routers:Hysteresis",
-        "bandit": "forerun.routers:Bandit",
+        "span": "forerun.methods.routers:SpanRouter",
+        "score": "forerun.methods.routers:ScoreRouter",
+        "hysteresis": "forerun.methods.routers:HysteresisRouter",
+        "bandit": "forerun.methods.routers:BanditRouter",
     },
     "families": {
         "causal": "forerun.families.causal:Causal",
@@ -66,15 +69,29 @@ BUILT_IN: dict[str, dict[str, str]] = {
 }
 
 
-# What a model does that answers a question of `core`, for errors.
-ASKED = {
-    "Conditional": "scores chains",
-    "Branching": "scores several continuations at once",
-    "Marginal": "fills blanks",
-    "AnySubset": "scores chains through blanks anywhere",
-    "Canvases": "looks at a whole canvas at once",
-    "BlockWise": "fills a block at a time",
+SINGULAR = {
+    "methods": "method",
+    "drafters": "drafter",
+    "routers": "router",
+    "families": "family",
 }
+GUARANTEES = ("exact", "greedy-exact", "approximate")
+
+Run = Callable[..., Coroutine[Any, Any, None]]
+
+
+class Capability(Protocol):
+    """A class of handles, as far as an error needs to know it."""
+
+    does: str  # "a model that …"
+
+
+class Capable(Protocol):
+    """A family, as far as a method needs to know it."""
+
+    name: ClassVar[str]
+
+    def can(self, capability: Any) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -84,28 +101,41 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Method:
-    """A decoding method: an async function for one sequence, and what it promises."""
+    """A decoding method: an async function for one sequence, and what it promises.
+
+    What it needs of a model and which options it takes are read from the annotations of its
+    parameters `target` and `options`, unless they are given.
+    """
 
     name: str
-    run: Callable[..., Coroutine[Any, Any, None]]
-    guarantee: str  # exact | greedy-exact | approximate
+    run: Run
+    guarantee: str  # one of GUARANTEES
     reference: str  # the method whose law (or tokens) it has
-    options: type = NoOptions
     drafter: str | None = None  # the drafter it always uses; None leaves the choice to `draft=`
     reason: str = ""  # why it is approximate, if it is
-    asks: tuple[type, ...] = ()  # the questions its target must answer, where the annotation of `target` does not say all
+    options_type: type | None = None
+    target_types: tuple[type[Capability], ...] = ()
 
     @property
     def summary(self) -> str:
-        return (inspect.getdoc(self.run) or "").split("\n")[0]
+        """The first paragraph of its docstring."""
+        paragraphs = (inspect.getdoc(self.run) or "").split("\n\n")
+        return " ".join(paragraphs[0].split())
 
     @cached_property
-    def needs(self) -> tuple[type, ...]:
-        """The questions its target must answer, from the annotation of its parameter `target` unless given."""
-        if self.asks:
-            return self.asks
-        wanted = get_type_hints(self.run).get("target")
-        return tuple(getattr(wanted, "__args__", None) or ([wanted] if wanted else []))
+    def options(self) -> type:
+        """The dataclass of its options."""
+        if self.options_type is not None:
+            return self.options_type
+        return get_type_hints(self.run).get("options", NoOptions)
+
+    @cached_property
+    def needs(self) -> tuple[type[Capability], ...]:
+        """What its target must be able to do."""
+        if self.target_types:
+            return self.target_types
+        target = get_type_hints(self.run).get("target")
+        return () if target is None else (target,)
 
     @cached_property
     def drafts(self) -> bool:
@@ -119,34 +149,46 @@ class Method:
     def option_names(self) -> list[str]:
         return [f.name for f in fields(self.options)]
 
-    def check(self, family: Any, model_name: str) -> None:
-        """Refuse a model that cannot answer what this method asks."""
-        missing = [ASKED[need.__name__] for need in self.needs if need not in family.answers]
+    def runs_on(self, family: Capable) -> bool:
+        """Can models of this family do what the method asks?"""
+        return all(family.can(need) for need in self.needs)
+
+    def check(self, family: Capable, model_name: str) -> None:
+        """Refuse a model that cannot do what this method asks."""
+        missing = [need.does for need in self.needs if not family.can(need)]
         if missing:
-            able = [n for n in names("methods") if all(q in family.answers for q in get("methods", n).needs)]
+            known = usable("methods").items()
+            possible = [name for name, method in known if method.runs_on(family)]
             raise NotAble(
-                f"method={self.name!r} needs a model that {' and '.join(missing)}, and '{model_name}' (family '{family.name}') "
-                f"does not. Try method={' or '.join(map(repr, able))}."
+                f"method={self.name!r} needs a model that {' and '.join(missing)}, and "
+                f"'{model_name}' (family '{family.name}') does not. "
+                f"Try method={' or '.join(map(repr, possible))}."
             )
 
 
-def method(
+def method(  # noqa: PLR0913 - keywords of a public function
     name: str,
     *,
     guarantee: str,
     reference: str,
-    options: type = NoOptions,
+    options: type | None = None,
     drafter: str | None = None,
     reason: str = "",
-    needs: tuple[type, ...] = (),
-) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Method]:
-    """Make a decoding method of an async function `(seq, target[, drafter], **options)`."""
-    if guarantee not in ("exact", "greedy-exact", "approximate"):
-        raise BadOption(f"guarantee={guarantee!r} must be 'exact', 'greedy-exact' or 'approximate'.")
-    return lambda run: Method(name, run, guarantee, reference, options, drafter, reason, needs)
+    needs: tuple[type[Any], ...] = (),
+) -> Callable[[Run], Method]:
+    """Make a decoding method of an async function `(seq, target, options[, drafter])`."""
+    if guarantee not in GUARANTEES:
+        raise BadOption(
+            f"guarantee={guarantee!r} must be 'exact', 'greedy-exact' or 'approximate'."
+        )
+    return lambda run: Method(name, run, guarantee, reference, drafter, reason, options, needs)
 
 
-def _outside(kind: str) -> dict[str, Any]:
+def method_named(name: str) -> Method:
+    return get("methods", name)
+
+
+def _outside(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"forerun.{kind}")}
 
 
@@ -157,22 +199,40 @@ def names(kind: str) -> list[str]:
 def get(kind: str, name: str) -> Any:
     """The named object; our own names cannot be taken over by a package."""
     if not isinstance(name, str):
-        raise BadOption(f"{kind.removesuffix('s')}={name!r} must be a name.")
+        raise BadOption(f"{SINGULAR[kind]}={name!r} must be a name.")
     if name in BUILT_IN[kind]:
         module, _, attribute = BUILT_IN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     outside = _outside(kind)
     if name not in outside:
-        raise unknown(kind.removesuffix("s").replace("familie", "family"), name, names(kind))
+        raise unknown(SINGULAR[kind], name, names(kind))
     try:
         return outside[name].load()
     except (ImportError, AttributeError) as error:
         raise BadOption(
-            f"{kind.removesuffix('s')}={name!r} comes from a package that cannot be used ({outside[name].value}): {error}"
+            f"{SINGULAR[kind]}={name!r} comes from a package that cannot be used "
+            f"({outside[name].value}): {error}"
         ) from error
 
 
+def usable(kind: str) -> dict[str, Any]:
+    """Everything of a kind by name. A package that cannot be used is named in a warning and left
+    out: only those who ask for it fail."""
+    found = {}
+    for name in names(kind):
+        try:
+            found[name] = get(kind, name)
+        except BadOption as error:
+            warnings.warn(str(error), stacklevel=2)
+    return found
+
+
 def family_for(config: Any) -> Any:
-    """The family that a checkpoint belongs to: the first that claims its config, left-to-right models last."""
-    candidates = [get("families", name) for name in sorted(names("families"), key=lambda name: name == "causal")]
-    return next(family for kind in candidates if (family := kind.of(config)) is not None)
+    """The family that a checkpoint belongs to: the first that claims its config, left-to-right
+    models last."""
+    kinds = usable("families")
+    for name in sorted(kinds, key=lambda name: name == "causal"):
+        family = kinds[name].of(config)
+        if family is not None:
+            return family
+    raise NotAble(f"no family takes a model of type {config.model_type!r}.")

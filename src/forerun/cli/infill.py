@@ -5,60 +5,93 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from forerun import infilling
-from forerun.cli.flags import Given
-from forerun.cli.generate import aside, load, write_trace
+from forerun.cli.common import (
+    check_writable,
+    exit_with,
+    print_json,
+    stderr_console,
+    write_trace,
+)
+from forerun.cli.decoding import DecodeCall, takes_decode_call
+from forerun.cli.flags import WITH_METHOD_OPTIONS
 from forerun.errors import BadOption
 
+if TYPE_CHECKING:
+    from forerun.requests.infill import Infilled
+    from forerun.requests.jobs import Jobs
+
 DEFAULT_MODEL = "zoo:any-subset"
+EDITOR_KEYS = ("prefix", "suffix", "max_tokens")
+
+TextWithHoles = str | dict[str, object]  # with markers, or prefix, suffix and max_tokens
+
+app = typer.Typer(add_completion=False)
 
 
-def run(given: Given) -> None:
-    own = given.own
-    texts = _texts(own)
-    if own["chat"] or own["system"]:
-        raise BadOption("--chat and --system have no meaning for infilling: a text with holes is taken as it is.")
+@app.command(context_settings=WITH_METHOD_OPTIONS)
+@takes_decode_call
+def infill(call: DecodeCall) -> None:
+    """Fill the holes of texts.
+
+    <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve. Options of the method
+    are flags too: --k 8; see `forerun methods`.
+    """
+    from forerun.requests import infill as infilling
+
+    flags = call.flags
+    texts = _texts(call)
+    if flags.chat or flags.system:
+        raise BadOption(
+            "--chat and --system have no meaning for infilling: a text with holes is taken as it "
+            "is."
+        )
     if len(texts) == 1:
-        infilling.read(texts[0]).lengths()  # what is wrong with it shows before a model is loaded; of several it fails alone
-    if own["trace"]:
-        open(own["trace"], "a").close()  # a place that cannot be written shows now, not after the work
-    if own["model"] is None:
-        aside.print(f"[dim]no --model given: using {DEFAULT_MODEL}, a small model of Python code[/]")
-    model = load(own["model"] or DEFAULT_MODEL, **{k: own[k] for k in ("device", "dtype", "lanes", "max_context")})
-    requests, _ = model.submit_infill(texts, method=own["method"], draft=own["draft"], **given.options())
-    interrupted = _serve(model, requests)
-    found = [(i, r) for i, one in enumerate(requests) for r in (one.results() if hasattr(one, "jobs") else [one])]
-    for index, result in found:
-        _print(result, index, own["json"], alone=len(requests) == 1)
-    if own["trace"]:
-        write_trace(own["trace"], [result for _, result in found], model)
-    if interrupted or any(result.error is not None for _, result in found):
-        raise typer.Exit(130 if interrupted else 1)
+        # a single bad text is refused before a model is loaded; one of several fails alone
+        infilling.parse_text(texts[0]).lengths()
+    check_writable(flags.trace)
+    model = call.load_model(DEFAULT_MODEL)
+    jobs = model.submit_infill(texts, method=flags.method, draft=flags.draft, **call.options)
+    interrupted = _decode_all(jobs)
+    results = jobs.results_by_request()
+    for index, best in enumerate(results):
+        for result in best:
+            assert isinstance(result, infilling.Infilled), "of `submit_infill`"
+            _print(result, index, flags.as_json, alone=len(texts) == 1)
+    flat = [result for best in results for result in best]
+    if flags.trace:
+        write_trace(flags.trace, flat, model)
+    exit_with(interrupted, any(result.error is not None for result in flat))
 
 
-def _texts(own: dict[str, Any]) -> list[Any]:
-    texts: list[Any] = [sys.stdin.read() if text == "-" else _unescaped(text) for text in own["prompt"] or []]
-    if own["prompts"]:
-        texts += read_texts(own["prompts"])
+def _texts(call: DecodeCall) -> list[TextWithHoles]:
+    texts: list[TextWithHoles] = [
+        sys.stdin.read() if text == "-" else _unescaped(text) for text in call.texts
+    ]
+    if call.flags.prompts:
+        texts += read_texts(call.flags.prompts)
     if not texts:
-        raise BadOption("no text: give one with <|fill:N|> in it as an argument, - for standard input, or --prompts FILE.")
+        raise BadOption(
+            "no text: give one with <|fill:N|> in it as an argument, - for standard input, or "
+            "--prompts FILE."
+        )
     return texts
 
 
 def _unescaped(text: str) -> str:
-    """A shell leaves \\n as it is; in an argument that has no line break of its own it means one."""
+    """A shell leaves \\n as it is; in an argument without a line break it means one."""
     return text if "\n" in text else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def read_texts(file: str) -> list[Any]:
-    """JSON lines with "text", or with "prefix", "suffix" and "max_tokens"; of any other file, the whole of it is one text."""
+def read_texts(file: str) -> list[TextWithHoles]:
+    """JSON lines with "text", or with "prefix", "suffix" and "max_tokens". Any other file is one
+    text."""
     path = Path(file)
     if not path.is_file():
         raise BadOption(f"--prompts {file!r} is not a file.")
@@ -68,57 +101,59 @@ def read_texts(file: str) -> list[Any]:
         raise BadOption(f"--prompts {file!r} is not UTF-8 text.") from None
     if path.suffix != ".jsonl":
         return [content]
-    found = []
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                entry = json.loads(line)
-                whole = entry.get("text", entry.get("prompt"))
-                found.append(whole if whole is not None else {k: entry[k] for k in ("prefix", "suffix", "max_tokens")})
-            except (ValueError, KeyError, TypeError, AttributeError):
-                wanted = '"text", or with "prefix", "suffix" and "max_tokens"'
-                raise BadOption(f"{file}:{number} must be a JSON object with {wanted}.") from None
-    return found
+    lines = enumerate(content.split("\n"), 1)
+    return [_text_of(file, number, line) for number, line in lines if line.strip()]
 
 
-def _serve(model: Any, requests: list[Any]) -> bool:
-    """Decode with a progress bar. Interrupted, it keeps what there is."""
-    jobs = [job for request in requests for job in getattr(request, "jobs", ())]
+def _text_of(file: str, number: int, line: str) -> TextWithHoles:
     try:
-        with Progress(console=aside, transient=True) as progress:
-            task = progress.add_task("filling …", total=sum(len(job.seq.blanks) for job in jobs))
-            while model.engine.busy:
-                model.engine.step()
-                progress.update(task, completed=sum(job.seq.history.generated for job in jobs))
+        entry = json.loads(line)
+        whole: TextWithHoles | None = entry.get("text", entry.get("prompt"))
+        return {key: entry[key] for key in EDITOR_KEYS} if whole is None else whole
+    except (ValueError, KeyError, TypeError, AttributeError):
+        wanted = '"text", or with "prefix", "suffix" and "max_tokens"'
+        raise BadOption(f"{file}:{number} must be a JSON object with {wanted}.") from None
+
+
+def _decode_all(jobs: Jobs) -> bool:
+    """Decode with a progress bar. Whether it was interrupted; what there is by then is kept."""
+    try:
+        with Progress(console=stderr_console, transient=True) as progress:
+            task = progress.add_task("filling …", total=jobs.blanks)
+            while jobs.finished < len(jobs):
+                jobs.step()
+                progress.update(task, completed=jobs.tokens)
     except KeyboardInterrupt:
-        for job in jobs:
-            model.engine.cancel(job.ticket)
+        jobs.cancel()
         return True
     return False
 
 
-def _print(result: Any, index: int, as_json: bool, alone: bool) -> None:
+def _print(result: Infilled, index: int, as_json: bool, alone: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"request": index, **result.as_dict()}, ensure_ascii=False))
+        print_json({"request": index, **result.as_dict()}, ensure_ascii=False)
         return
     if not alone:
-        aside.rule(f"{index + 1}", align="left")
+        stderr_console.rule(f"{index + 1}", align="left")
     if result.error is not None:
-        aside.print(f"[red]error:[/] {result.error}", highlight=False)
+        stderr_console.print(f"[red]error:[/] {result.error}", highlight=False)
         return
     Console().print(picture(result), highlight=False, soft_wrap=True)
-    s = result.stats
-    aside.print(
-        f"{s.tokens} tokens in {s.forwards} forwards ({s.tokens_per_forward:.2f} per forward), {s.tokens_per_second:.1f} tokens/s; "
-        f"log-probability {result.logprob if result.logprob is None else round(result.logprob, 2)}; "
-        f"{result.guarantee}, reference: {result.reference}",
-        style="dim",
-        highlight=False,
+    stderr_console.print(_summary(result), style="dim", highlight=False)
+
+
+def _summary(result: Infilled) -> str:
+    stats = result.stats
+    logprob = None if result.logprob is None else round(result.logprob, 2)
+    return (
+        f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per "
+        f"forward), {stats.tokens_per_second:.1f} tokens/s; log-probability {logprob}; "
+        f"{result.guarantee}, reference: {result.reference}"
     )
 
 
-def picture(result: Any) -> Text:
-    """The whole text, what was filled in coloured."""
+def picture(result: Infilled) -> Text:
+    """The whole text, with what was filled in coloured."""
     text = Text(result.given[0])
     for fill, given in zip(result.fills, result.given[1:], strict=True):
         text.append(fill, "black on green").append(given)

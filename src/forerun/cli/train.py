@@ -2,57 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from forerun.cli.common import stderr_console
+from forerun.cli.flags import Corpus
 from forerun.errors import BadOption, unknown
 
+if TYPE_CHECKING:
+    from forerun.train.curve import ProgressRow, Report
 
-def run(objective: str, config: str, data: str | None, out: str, start: str | None, steps: int | None) -> None:
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def train(
+    objective: Annotated[
+        str,
+        typer.Argument(
+            help="ar, any-subset, masked, block, distil-drafter, distil-block or consistency."
+        ),
+    ],
+    config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
+    out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
+    data: Corpus = None,
+    start: Annotated[
+        str | None, typer.Option(help="Begin from this checkpoint instead of the recipe's.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Train for this many steps instead of the recipe's.")
+    ] = None,
+) -> None:
+    """Train a model by a recipe.
+
+    Given again, the same command goes on where it stopped.
+    """
     from forerun.train.objectives import OBJECTIVES
     from forerun.train.recipe import read
-    from forerun.train.run import run as train
+    from forerun.train.run import run
 
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
     recipe = read(config)
     if recipe.objective != objective:
         raise BadOption(f"{config} is a recipe for {recipe.objective!r}, not for {objective!r}.")
-    changes: dict[str, Any] = {"start": start} if start else {}
-    changes |= {"steps": steps} if steps is not None else {}
-    recipe = replace(recipe, **changes)
-    with bar(recipe.steps) as report:
-        folder = train(recipe, data, Path(out), report)
+    if start:
+        recipe = replace(recipe, start=start)
+    if steps is not None:
+        recipe = replace(recipe, steps=steps)
+    with training_bar(recipe.steps) as report:
+        folder = run(recipe, data, Path(out), report)
     typer.echo(f"model: {folder}\ncurve: {Path(out) / 'curve.csv'}")
 
 
-class bar:
-    """A progress bar that is moved by rows of the curve."""
+@contextmanager
+def training_bar(steps: int) -> Iterator[Report]:
+    """A progress bar, to be called with rows of the curve."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr_console) as progress:
+        task = progress.add_task("training, after reading and tokenising …", total=steps)
+        yield lambda row: progress.update(task, completed=row["step"], description=_words(row))
 
-    def __init__(self, steps: int):
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeRemainingColumn(),
-        )
-        self.progress = Progress(*columns, console=Console(stderr=True))
-        self.task = self.progress.add_task("training, after reading and tokenising …", total=steps)
 
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return self.report
-
-    def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
-
-    def report(self, row: dict[str, Any]) -> None:
-        words = f"loss {row['loss']:.3f}, held out {row['valid_loss']:.3f}"
-        if "perplexity" in row:
-            words += f", decoded: perplexity {row['perplexity']:.1f}, {row['tokens_per_forward']:.2f} tokens/forward"
-        self.progress.update(self.task, completed=row["step"], description=words)
+def _words(row: ProgressRow) -> str:
+    losses = f"loss {row['loss']:.3f}, held out {row['valid_loss']:.3f}"
+    if "perplexity" not in row:
+        return losses
+    return (
+        f"{losses}, decoded: perplexity {row['perplexity']:.1f}, "
+        f"{row['tokens_per_forward']:.2f} tokens/forward"
+    )

@@ -2,118 +2,215 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
-from forerun.cli.generate import aside, read_prompts
+from forerun.cli.common import print_json, progress_bar, read_plain_prompts, stderr_console
+from forerun.cli.flags import Json, model_option, takes_flags
 from forerun.errors import BadOption
-from forerun.parameters import check_whole
+from forerun.options import check_whole
 
-ACCEPTED, STATIONARY, EMERGING, WRONG = "green", "cyan", "magenta", "bright_black"
+if TYPE_CHECKING:
+    import numpy as np
+
+ACCEPTED = "green"
+STATIONARY = "cyan"
+EMERGING = "magenta"
+WRONG = "bright_black"
+LEGEND = {
+    "accepted": ACCEPTED,
+    "right before its turn": STATIONARY,
+    "right elsewhere": EMERGING,
+    "wrong": WRONG,
+}
+SHORTEST_RUN = 3  # tokens of a run that stands elsewhere in the fixed point
+
+app = typer.Typer(
+    help="Collect Jacobi trajectories for consistency training, or look at one.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
-def collect(model: str, out: str, data: str | None, prompts: str | None, shape: dict[str, Any], as_json: bool) -> None:
+@dataclass(frozen=True)
+class CollectFlags:
+    out: Annotated[str, typer.Option(help="Folder for the files.")]
+    model: Annotated[str, model_option("A left-to-right model.")] = "zoo:ar"
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompts from a folder of .py files or a .jsonl[.xz]; default: what is installed."
+        ),
+    ] = None
+    prompts: Annotated[
+        str | None, typer.Option(help="Prompts from a file, as for generate, instead.")
+    ] = None
+    count: Annotated[int, typer.Option(help="How many prompts.")] = 512
+    given: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 64
+    blocks: Annotated[int, typer.Option(help="Blocks that are decoded after each.")] = 12
+    block: Annotated[int, typer.Option(help="Tokens of a block.")] = 16
+    start: Annotated[str, typer.Option(help="First guesses: repeat, text or random.")] = "repeat"
+    as_json: Json = False
+
+
+@app.command("collect")
+@takes_flags(CollectFlags)
+def collect(flags: CollectFlags) -> None:
+    """Decode prompts by Jacobi iteration and keep every iterate.
+
+    Given again, the same command goes on where it stopped; with `torchrun` several processes share
+    the work.
+    """
     import torch
 
-    from forerun.methods.jacobi import Jacobi
-    from forerun.train.base import network_of
-    from forerun.train.run import tokenizer_named
-    from forerun.train.trajectories import collect as work
+    from forerun.methods.jacobi import JacobiOptions
+    from forerun.train import trajectories
+    from forerun.train.networks import load_network, load_tokenizer
 
-    for name in ("count", "given", "blocks"):
-        check_whole(name, shape[name])
-    Jacobi(block=shape["block"], start=shape["start"])
-    network, tokenizer = network_of(model).eval(), tokenizer_named(model)
+    check_whole("count", flags.count)
+    check_whole("given", flags.given)
+    check_whole("blocks", flags.blocks)
+    JacobiOptions(block=flags.block, start=flags.start)  # refuses what decoding would refuse
+    network = load_network(flags.model).eval()
+    _check_length(flags, network)
+    prompts_SP = torch.from_numpy(prompt_ids(load_tokenizer(flags.model), flags))
+    share = (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    with progress_bar("trajectories …") as progress:
+        found = trajectories.collect(
+            network,
+            prompts_SP,
+            trajectories.TrajectoryPlan(flags.blocks, flags.block, flags.start),
+            Path(flags.out),
+            share=share,
+            report=progress,
+        )
+    if found is not None:
+        print_facts(found.facts(), flags.as_json)
+
+
+def _check_length(flags: CollectFlags, network: Any) -> None:
     longest = getattr(network.config, "max_position_embeddings", 0) or 0
-    length = shape["given"] + shape["blocks"] * shape["block"]
+    length = flags.given + flags.blocks * flags.block
     if 0 < longest < length:
         raise BadOption(
-            f"given={shape['given']} and {shape['blocks']} blocks of {shape['block']} exceed the {longest} positions there are."
+            f"given={flags.given} and {flags.blocks} blocks of {flags.block} exceed the {longest} "
+            "positions there are."
         )
-    given = torch.from_numpy(prompt_ids(tokenizer, data, prompts, shape["count"], shape["given"]))
-    share = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    with Progress(console=aside, transient=True) as progress:
-        bar = progress.add_task("trajectories …", total=len(given))
-        move: dict[str, Any] = dict(share=share, report=lambda done, total: progress.update(bar, completed=done, total=total))
-        found = work(network, given, shape["blocks"], shape["block"], shape["start"], Path(out), **move)
-    if found is not None:
-        tell(found.facts(), as_json)
 
 
-def prompt_ids(tokenizer: Any, data: str | None, prompts: str | None, count: int, given: int) -> np.ndarray:
+def prompt_ids(tokenizer: Any, flags: CollectFlags) -> np.ndarray:
     """[count, given]: the last tokens of every prompt of a file, or random windows of a corpus."""
-    if prompts is None:
-        from forerun.train.data import Corpus, documents
+    if flags.prompts is None:
+        return _corpus_windows(tokenizer, flags)
+    import numpy as np
 
-        tokens: list[int] = []
-        for text, kept_back in documents(data):
-            tokens += [] if kept_back else tokenizer(text, add_special_tokens=False).input_ids
-            if len(tokens) > 4 * count * given:  # enough to choose from
-                break
-        if len(tokens) < 2 * given:
-            raise BadOption(f"data={data!r} has {len(tokens)} tokens, too few for prompts of {given}.")
-        return Corpus(np.array(tokens), np.array(tokens)).batch(0, count, given, 0).numpy()
-    ids = [tokenizer(p).input_ids if isinstance(p, str) else list(p) for p in read_prompts(prompts)]
-    long_enough = [i[-given:] for i in ids if len(i) >= given]
+    ids = [
+        tokenizer(prompt).input_ids if isinstance(prompt, str) else list(prompt)
+        for prompt in read_plain_prompts(flags.prompts)
+    ]
+    long_enough = [tokens[-flags.given :] for tokens in ids if len(tokens) >= flags.given]
     if not long_enough:
         raise BadOption(
-            f"--prompts {prompts!r}: no prompt has {given} tokens; the longest has {max(map(len, ids))}. Use a smaller --given."
+            f"--prompts {flags.prompts!r}: no prompt has {flags.given} tokens; the longest has "
+            f"{max(map(len, ids))}. Use a smaller --given."
         )
-    if len(long_enough) < len(ids):
-        aside.print(f"{len(ids) - len(long_enough)} prompts with fewer than {given} tokens were left out.", style="dim")
-    return np.array(long_enough[:count])
+    left_out = len(ids) - len(long_enough)
+    if left_out:
+        stderr_console.print(
+            f"{left_out} prompts with fewer than {flags.given} tokens were left out.", style="dim"
+        )
+    return np.array(long_enough[: flags.count])
 
 
-def tell(facts: dict[str, float], as_json: bool) -> None:
+def _corpus_windows(tokenizer: Any, flags: CollectFlags) -> np.ndarray:
+    import numpy as np
+
+    from forerun.train.data import Corpus, documents
+
+    enough = 4 * flags.count * flags.given  # to choose from
+    tokens: list[int] = []
+    for text, held_out in documents(flags.data):
+        if not held_out:
+            tokens += tokenizer(text, add_special_tokens=False).input_ids
+        if len(tokens) > enough:
+            break
+    if len(tokens) < 2 * flags.given:
+        raise BadOption(
+            f"data={flags.data!r} has {len(tokens)} tokens, too few for prompts of {flags.given}."
+        )
+    corpus = Corpus(np.array(tokens), np.array(tokens))
+    return corpus.batch(0, flags.count, flags.given, 0).numpy()
+
+
+def print_facts(facts: Mapping[str, float], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(facts))
+        print_json(facts)
         return
     for name, value in facts.items():
         typer.echo(f"{name:36} {value:,.3f}".rstrip("0").rstrip("."))
 
 
-def show(folder: str, index: int, number: int, model: str, as_json: bool) -> None:
-    """One block on its way to the fixed point, every iterate a line."""
-    from forerun.train.run import tokenizer_named
+@app.command()
+def show(
+    folder: Annotated[str, typer.Argument(help="What `trajectories collect` wrote.")],
+    index: Annotated[int, typer.Option(help="Which sequence, from 0.")] = 0,
+    block: Annotated[int, typer.Option(help="Which of its blocks, from 0.")] = 0,
+    model: Annotated[str, model_option("Whose tokens they are.")] = "zoo:ar",
+    as_json: Json = False,
+) -> None:
+    """Show one block on its way to the fixed point, coloured, and statistics of all."""
+    from forerun.train.networks import load_tokenizer
     from forerun.train.trajectories import read_folder
 
     found = read_folder(Path(folder))
     blocks = found.states_SJL.shape[2] // found.block
-    if not 0 <= index < len(found) or not 0 <= number < blocks:
-        raise BadOption(f"index={index}, block={number}: there are {len(found)} sequences of {blocks} blocks, counted from 0.")
-    states = found.states_SJL[index, :, number * found.block : (number + 1) * found.block]
+    if not 0 <= index < len(found) or not 0 <= block < blocks:
+        raise BadOption(
+            f"index={index}, block={block}: there are {len(found)} sequences of {blocks} blocks, "
+            "counted from 0."
+        )
+    states = found.states_SJL[index, :, block * found.block : (block + 1) * found.block].tolist()
     if as_json:
-        typer.echo(json.dumps({"states": states.tolist()}))
+        print_json({"states": states})
         return
-    tokenizer, console = tokenizer_named(model), Console()
-    last = next(j for j in range(len(states)) if (states[j] == states[-1]).all())
-    for step, state in enumerate(states[: last + 1].tolist()):
+    _print_states(states, load_tokenizer(model))
+    print_facts(found.facts(), as_json=False)
+
+
+def _print_states(states: Sequence[list[int]], tokenizer: Any) -> None:
+    """Every iterate a line, up to the fixed point."""
+    console = Console()
+    final = states[-1]
+    for step, state in enumerate(states[: states.index(final) + 1]):
         line = Text(f"{step:3} ", "dim")
-        for token, colour in zip(state, colours(state, states[-1].tolist())):
-            line.append(tokenizer.decode([token]).replace("\n", "↵").replace(" ", "·"), colour)
+        for token, colour in zip(state, colours(state, final), strict=True):
+            line.append(str(tokenizer.decode([token])).replace("\n", "↵").replace(" ", "·"), colour)
         console.print(line)
     legend = Text()
-    names = {"accepted": ACCEPTED, "right before its turn": STATIONARY, "right elsewhere": EMERGING, "wrong": WRONG}
-    for name, colour in names.items():
+    for name, colour in LEGEND.items():
         legend.append(f"{name}  ", colour)
     console.print(legend)
-    tell(found.facts(), False)
 
 
-def colours(state: list[int], final: list[int], least: int = 3) -> list[str]:
-    """Figure 2 of the paper: accepted, right before its turn, part of a run that stands elsewhere in the fixed point, wrong."""
-    first = next((i for i, (a, b) in enumerate(zip(state, final)) if a != b), len(state))
-    runs = {tuple(final[i : i + least]) for i in range(len(final) - least + 1)}
-    emerging = {j for i in range(first, len(state) - least + 1) if tuple(state[i : i + least]) in runs for j in range(i, i + least)}
-    return [
-        ACCEPTED if i < first else STATIONARY if state[i] == final[i] else EMERGING if i in emerging else WRONG
-        for i in range(len(state))
-    ]
+def colours(state: Sequence[int], final: Sequence[int]) -> list[str]:
+    """Figure 2 of the paper: accepted, right before its turn, part of a run that stands elsewhere
+    in the fixed point, wrong."""
+    size = len(state)
+    accepted = next((i for i in range(size) if state[i] != final[i]), size)
+    starts = range(size - SHORTEST_RUN + 1)
+    runs = {tuple(final[i : i + SHORTEST_RUN]) for i in starts}
+    found = [WRONG] * size
+    for i in starts[accepted:]:
+        if tuple(state[i : i + SHORTEST_RUN]) in runs:
+            found[i : i + SHORTEST_RUN] = [EMERGING] * SHORTEST_RUN
+    for i in range(accepted, size):
+        if state[i] == final[i]:
+            found[i] = STATIONARY
+    return [ACCEPTED] * accepted + found[accepted:]

@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
 from forerun import zoo
-from forerun.cli.train import bar
+from forerun.cli.common import print_json
+from forerun.cli.flags import Corpus, Json
+from forerun.cli.train import training_bar
+
+app = typer.Typer(
+    help="List the embedded models, read their cards, train them again.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
-def show(name: str | None, as_json: bool) -> None:
+@app.command()
+def show(
+    name: Annotated[str | None, typer.Argument(help="Show this model's card.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the embedded models, or show the card of one."""
     if name is not None:
-        card = (zoo.recipe(name).parent.parent / "cards" / f"{name}.md").read_text()
-        typer.echo(json.dumps({"name": name, "card": card})) if as_json else Console().print(Markdown(card))
+        _show_card(name, as_json)
         return
-    rows = [{"model": f"zoo:{n}", "shipped": n in zoo.shipped(), "recipe": str(zoo.recipe(n))} for n in zoo.names()]
+    rows = [
+        {"model": f"zoo:{name}", "shipped": name in zoo.shipped(), "recipe": str(zoo.recipe(name))}
+        for name in zoo.names()
+    ]
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
         return
     for row in rows:
-        Console().print(f"{row['model']:16} {'shipped' if row['shipped'] else 'not shipped'}   {row['recipe']}", highlight=False)
+        shipped = "shipped" if row["shipped"] else "not shipped"
+        Console().print(f"{row['model']:16} {shipped}   {row['recipe']}", highlight=False)
 
 
-def train(name: str, data: str | None, out: str) -> None:
-    """Train with a progress bar; an interrupted run goes on where it stopped when the same command is given again."""
+def _show_card(name: str, as_json: bool) -> None:
+    card = (zoo.recipe(name).parent.parent / "cards" / f"{name}.md").read_text()
+    if as_json:
+        print_json({"name": name, "card": card})
+    else:
+        Console().print(Markdown(card))
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="A model that has a recipe.")],
+    out: Annotated[str, typer.Option(help="Folder for the checkpoint, the curve and the weights.")],
+    data: Corpus = None,
+) -> None:
+    """Train a model of the zoo by its recipe.
+
+    Given again, the same command goes on where it stopped.
+    """
     from forerun.train.recipe import read
-    from forerun.zoo.build import make
+    from forerun.train.zoo import make
 
-    with bar(sum(read(stage).steps for stage in zoo.stages(name))) as report:
+    with training_bar(sum(read(stage).steps for stage in zoo.stages(name))) as report:
         file = make(name, data, Path(out), report)
     typer.echo(f"weights: {file}\ncurve: {Path(out) / 'curve.csv'}")

@@ -1,4 +1,4 @@
-"""A smaller left-to-right model as drafter."""
+"""A smaller model as drafter: token after token, each from its own law."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forerun.accept import draw
-from forerun.core import Canvas, Conditional, Draft
-from forerun.laws import tempered
-from forerun.parameters import check_positive
+from forerun.drafters.base import Draft
+from forerun.families.base import ChainScorer
+from forerun.options import check_positive
+from forerun.probability.acceptance import sample_token
+from forerun.probability.distributions import tempered
+from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Draws token after token from the small model's law, under the request's own sampling parameters."""
+    """Draws token after token from the draft model's law, under the request's own sampling
+    parameters."""
 
-    model: Conditional
-    draft_temperature: float = field(default=1.0, metadata={"help": "temperature of drafts, times the request's own"})
+    model: ChainScorer
+    draft_temperature: float = field(
+        default=1.0, metadata={"help": "temperature of drafts, times the request's own"}
+    )
 
     def __post_init__(self) -> None:
         check_positive("draft_temperature", self.draft_temperature)
@@ -26,7 +31,8 @@ class ModelDrafter:
         tokens: list[int] = []
         laws = []
         while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):
-            q_V = tempered(await self.model.following(seq, tokens), self.draft_temperature)
-            tokens += await seq.draw(draw, q_V)
+            q_V = tempered(await self.model.next_law(seq, tokens), self.draft_temperature)
+            drawn = await seq.draw(sample_token, q_V)
+            tokens.append(drawn.token)
             laws.append(q_V)
         return Draft(seq.next(len(tokens)), tokens, torch.stack(laws) if laws else None)

@@ -1,4 +1,5 @@
-"""Prompt lookup: copy what followed the last tokens where they stood before. Free, and strong where text repeats (edits, code)."""
+"""Prompt lookup: copy what followed the last tokens where they stood before. It is free, and strong
+where text repeats (edits, code)."""
 
 from __future__ import annotations
 
@@ -6,45 +7,53 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from forerun.core import Canvas, Draft
-from forerun.parameters import check_flag, check_whole
+from forerun.drafters.base import Draft
+from forerun.options import check_flag, check_whole
+from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
 class LookupDrafter:
-    """A point mass on the continuation of the latest earlier occurrence of the longest known run of last tokens."""
+    """A point mass on the continuation of the latest earlier occurrence of the longest known run of
+    last tokens."""
 
     ngram: int = field(default=3, metadata={"help": "longest run of last tokens that is looked up"})
 
-    adapt: bool = field(default=True, metadata={"help": "draft longer while copies are accepted and shorter while they are not"})
+    adapt: bool = field(
+        default=True,
+        metadata={"help": "draft longer while copies are accepted and shorter while they are not"},
+    )
 
     def __post_init__(self) -> None:
         check_whole("ngram", self.ngram)
         check_flag("adapt", self.adapt)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
-        tokens = continuation(seq.text, self.ngram, min(k, self._worth_trying(seq)) if self.adapt else k)
-        for i, token in enumerate(tokens):
-            if seq.ends(token):
-                tokens = tokens[: i + 1]
-                break
+        count = min(k, self._adapted(seq)) if self.adapt else k
+        tokens = seq.up_to_end(continuation(seq.text, self.ngram, count))
         return Draft(seq.next(len(tokens)), tokens)
 
     @staticmethod
-    def _worth_trying(seq: Canvas) -> int:
-        """Twice what was accepted last time and one more: a long copy is found in a few steps, a wrong guess costs little."""
-        last = next((len(event.tokens) for event in reversed(seq.trace) if event.drafted), 1)
-        return 2 * last + 1
+    def _adapted(seq: Canvas) -> int:
+        """Twice what was accepted last time and one more: a few steps reach a long copy, and a
+        wrong guess costs little."""
+        for event in reversed(seq.trace.events):
+            if event.drafted:
+                return 2 * len(event.tokens) + 1
+        return 3
 
 
 def continuation(text: np.ndarray, longest: int, k: int) -> list[int]:
-    """k tokens that followed the latest earlier occurrence of the text's last tokens; none if even the last one is new."""
+    """k tokens that followed the latest earlier occurrence of the text's last tokens; none if even
+    the last one is new."""
     for n in range(min(longest, len(text) - 1), 0, -1):
         starts = np.arange(len(text) - n)
         for i in range(n):
             starts = starts[text[starts + i] == text[len(text) - n + i]]
         if len(starts):
             first = int(starts[-1]) + n
-            # A copy that reaches the end of the text goes on with what it has copied: the text repeats with this period.
-            return [int(text[first + i % (len(text) - first)]) for i in range(k)]
+            # A copy that reaches the end of the text goes on with what it has copied: the text
+            # repeats with this period.
+            period = len(text) - first
+            return [int(text[first + i % period]) for i in range(k)]
     return []

@@ -1,28 +1,33 @@
-"""Where keys and values live, and what is known about them. The cache is a memo: nothing is ever cropped or rolled back.
+"""Where keys and values live, and what is known about them. The cache is a memo: nothing is ever
+cropped or rolled back.
 
-Slots are fixed places, [lanes, context] of them per layer; a plan's row i of a lane is written to slot i of that lane.
+Every layer has a fixed number of slots, [lanes, context]. Row i of a plan is written to slot i of
+its lane.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.errors import NoRoom
-from forerun.rows import TOKEN, Plan, reusable
+from forerun.sequence.rows import TOKEN, Plan, reusable
 
-FOR_SLOTS = 0.9  # of the memory that is free once the weights are loaded; the rest is for the forward's own work
+# Share of the memory that is free once the weights are loaded. The forward works in the rest.
+FOR_SLOTS = 0.9
 
 
 class Memo:
-    """Which rows a lane's slots hold. Rows beyond what is held are garbage and will be overwritten."""
+    """Which rows a lane's slots hold. Slots beyond those hold garbage and will be overwritten."""
 
     def __init__(self, context: int):
         self._rows = np.zeros((5, context), np.int32)
-        self._held = self._causal = 0  # rows that are held, and how many of them, from the first on, are plain text
+        self._held = 0  # leading rows that the slots hold
+        self._causal = 0  # leading rows among them that are plain left-to-right text
 
     @property
     def held(self) -> np.ndarray:
@@ -31,59 +36,85 @@ class Memo:
     def start(self, plan: Plan) -> int:
         """The first row of the plan that must run."""
         most = min(self._held, plan.stored, plan.first_read)
-        if 0 <= most <= min(self._causal, plan.causal) and self._has_tokens(plan.rows[TOKEN, :most]):
-            return most  # plain text on both sides, as in most forwards: the other four integers need not be looked at
+        plain_text = 0 <= most <= min(self._causal, plan.causal)
+        # Most forwards compare plain text with plain text: there tokens alone decide.
+        if plain_text and self._has_tokens(plan.rows[TOKEN, :most]):
+            return most
         return reusable(self.held, plan)
 
     def _has_tokens(self, tokens: np.ndarray) -> bool:
         return self._rows[TOKEN, : len(tokens)].tobytes() == tokens.tobytes()
 
     def ran(self, plan: Plan, start: int) -> None:
-        """The plan's rows from `start` on were written."""
+        """Note that the plan's rows from `start` on were written."""
         self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
-        self._held, self._causal = plan.stored, min(plan.causal, plan.stored)
+        self._held = plan.stored
+        self._causal = min(plan.causal, plan.stored)
 
     def forget(self) -> None:
-        self._held = self._causal = 0
+        self._held = 0
+        self._causal = 0
 
     def common_prefix(self, tokens: np.ndarray) -> int:
-        """How many leading tokens of a new text are in these slots already: the lane to put it in has the most."""
-        n = min(self._held, len(tokens))
-        same = self._rows[0, :n] == tokens[:n]
-        return n if same.all() else int(same.argmin())
+        """How many leading tokens of a new text these slots hold already."""
+        most = min(self._held, len(tokens))
+        same = self._rows[TOKEN, :most] == tokens[:most]
+        return most if same.all() else int(same.argmin())
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """How many slots there are, and how large each is."""
+
+    layers: int
+    lanes: int
+    context: int  # slots per lane
+    key_heads: int
+    head_dim: int
 
 
 class Slots:
     """Keys and values of all lanes, one pair of tensors per layer: [lanes, context, heads, dim].
 
-    Zeros, so that a slot nobody wrote can never bring a NaN into a masked product; on a CPU untouched zeros cost no memory.
-    Behind the last slot of the last lane there is one more, `nowhere`, for rows that only fill a forward up to its size.
+    They begin as zeros, so that an unwritten slot can never bring a NaN into a masked product. On
+    a CPU untouched zeros cost no memory. Behind the last slot of the last lane there is one more,
+    `scratch_slot`, for rows that only pad a forward to its size.
     """
 
-    def __init__(self, layers: int, lanes: int, context: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device):
-        self.context, self.nowhere = context, lanes * context
-        shape = (self.nowhere + 1, heads, dim)
-        self._flat = [tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)) for _ in range(layers)]
-        self.keys, self.values = ([pair[i][:-1].unflatten(0, (lanes, context)) for pair in self._flat] for i in range(2))
+    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device):
+        self.context = shape.context
+        self.scratch_slot = shape.lanes * shape.context
+        flat = (self.scratch_slot + 1, shape.key_heads, shape.head_dim)
+        lanes = (shape.lanes, shape.context)
+        self._flat: list[tuple[Tensor, Tensor]] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for _ in range(shape.layers):
+            keys = torch.zeros(flat, dtype=dtype, device=device)
+            values = torch.zeros(flat, dtype=dtype, device=device)
+            self._flat.append((keys, values))
+            self.keys.append(keys[:-1].unflatten(0, lanes))
+            self.values.append(values[:-1].unflatten(0, lanes))
 
-    def flat(self, layer: int) -> tuple[Tensor, ...]:
+    def flat(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values by flat slot (lane * context + slot)."""
         return self._flat[layer]
 
-    def write(self, layer: int, slot_T: Tensor, k_THD: Tensor, v_THD: Tensor) -> None:
+    def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
         """Write rows to flat slots."""
         keys, values = self._flat[layer]
-        keys.index_copy_(0, slot_T, k_THD)
-        values.index_copy_(0, slot_T, v_THD)
+        keys.index_copy_(0, slots_T, k_TGD)
+        values.index_copy_(0, slots_T, v_TGD)
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Free memory on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+            available = next(line for line in lines if line.startswith("MemAvailable"))
+            return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -93,9 +124,12 @@ def lanes_that_fit(bytes_per_lane: int, device: torch.device) -> int:
 
 
 def check_room(lanes: int, context: int, bytes_per_lane: int, device: torch.device) -> None:
+    """Refuse more lanes than memory holds."""
     fit = lanes_that_fit(bytes_per_lane, device)
     if lanes > fit:
+        needed = lanes * bytes_per_lane / 2**30
         raise NoRoom(
-            f"lanes={lanes} with max_context={context} needs {lanes * bytes_per_lane / 2**30:.1f} GiB of keys and values on "
-            f"{device}, where {fit} would fit: use lanes={max(fit, 1)} or less, or a smaller max_context."
+            f"lanes={lanes} with max_context={context} needs {needed:.1f} GiB of keys and values "
+            f"on {device}, where {fit} would fit: use lanes={max(fit, 1)} or less, or a smaller "
+            "max_context."
         )

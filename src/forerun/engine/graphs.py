@@ -1,12 +1,14 @@
-"""How forwards are run: one after the other by their own code, or as CUDA graphs, captured once per size and replayed.
+"""How forwards are run: one by one by their plain code, or as CUDA graphs, captured once per size
+and replayed.
 
-A captured forward reads its integers from fixed memory: rows, what they see, where they live and which of them are read, and how
-attention is cut into tiles. Any batch that fits the sizes can run in it, whatever the lanes and however long the texts, because
-kernels take their loops' lengths from those integers too. Sizes are rounded up, so that few captures serve all; rows that only fill
-up are written nowhere and seen by nobody.
+A captured forward reads its integers from fixed memory: the rows, what they see, where they live,
+which of them are read, and how attention is cut into tiles. Any batch that fits the sizes can run
+in it, whatever the lanes and however long the texts, because kernels take the lengths of their
+loops from those integers too. Sizes are rounded up, so that few captures serve all batches. Padding
+rows are written to the scratch slot, which no row sees.
 
-Every capture is checked once: its logits must be those of the forward's plain code. One that cannot be captured, or fails that
-check, is named in one warning, and the model goes on without.
+Every capture is checked once: its logits must be those of the forward's plain code. If a capture
+fails, or fails that check, one warning names it, and the model goes on without captures.
 """
 
 from __future__ import annotations
@@ -22,28 +24,43 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.pack import TILE_ROWS, Batch, Tiles, tiled
-from forerun.rows import HI, HORIZON
+from forerun.engine.backbone import Backbone, SlotStorage
+from forerun.engine.cache import Slots
+from forerun.engine.pack import TILE_ROWS, Batch, Tiles, make_tiles
+from forerun.sequence.rows import HI, HORIZON
 
-# Every combination of sizes is a capture of its own: each list is as short as what it rounds up costs little.
+if TYPE_CHECKING:
+    # the memory pool that all captures of a model share
+    from torch.cuda import _POOL_HANDLE as PoolHandle
+
+# Every combination of sizes is a capture of its own, so each list is short. A size has many steps
+# only where rounding up costs much.
 SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
-FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])  # of tiles, and of rows that are read where they are few
-FASTER_BY_LT = range(17, 161)  # rows, by `bench/gpu.py --blas`
+# of tiles, and of rows that are read where they are few
+FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])
+CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --blas`
 MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 log = logging.getLogger("forerun")
 
+OnStart = Callable[[], None]  # called when the device is about to be set to work
+
+
+def _ignore() -> None:
+    """The `OnStart` of a caller who does not ask."""
+
 
 @dataclass(frozen=True)
-class Size:
+class CaptureSize:
     """What a captured forward has room for."""
 
     rows: int
@@ -53,160 +70,208 @@ class Size:
     splits: int
 
     @classmethod
-    def of(cls, batch: Batch, tiles: Tiles) -> Size | None:
-        """One that holds a batch; None where it is too large to be worth capturing.
+    def of(cls, batch: Batch, tiles: Tiles[np.ndarray]) -> CaptureSize | None:
+        """The size that holds a batch; None where the batch is too large to be worth a capture.
 
-        Of rows there are many sizes, because a row costs. A tile that does nothing costs nothing, and reading a row that was
-        computed anyway little: what is read is about all rows or a few, and not another size for every number of them.
+        Of rows there are many sizes, because a row costs. An empty tile costs nothing, and reading
+        a row that was computed anyway costs little: so the reads are rounded to the number of
+        rows, or to one of a few sizes.
         """
-        rows, reads, count = len(batch.slots), len(batch.reads), tiles.numbers.shape[1]
-        if max(rows, reads, count) > SIZES[-1]:
+        rows = len(batch.slots)
+        reads = len(batch.reads)
+        if max(rows, reads, tiles.count) > SIZES[-1]:
             return None
-        read = rounded(max(rows, reads)) if 2 * reads > rows else rounded(reads, FEW_SIZES)
-        return cls(rounded(rows), read, rounded(count, FEW_SIZES), tiles.height, tiles.splits)
+        most_are_read = 2 * reads > rows
+        return cls(
+            rows=round_up(rows),
+            reads=round_up(max(rows, reads)) if most_are_read else round_up(reads, FEW_SIZES),
+            tiles=round_up(tiles.count, FEW_SIZES),
+            height=tiles.height,
+            splits=tiles.splits,
+        )
 
 
-def rounded(count: int, sizes: Sequence[int] = SIZES) -> int:
+def round_up(count: int, sizes: Sequence[int] = SIZES) -> int:
     return sizes[bisect_left(sizes, count)]
 
 
-class Fixed:
-    """A batch in fixed memory, filled anew for every replay."""
+class StaticBatch(Batch):
+    """A batch in fixed memory, filled anew for every replay.
 
-    segments: Sequence[Any] = ()  # what is known of them at capture would be wrong at the next replay
+    It has no segments: what is known of them at capture would be wrong at the next replay.
+    """
 
-    def __init__(self, size: Size, nowhere: int, device: torch.device):
-        self.device, self._nowhere, on_gpu = device, nowhere, device.type == "cuda"
+    def __init__(self, size: CaptureSize, scratch_slot: int, device: torch.device):
+        self.device = device
+        self.segments = []
+        self._scratch_slot = scratch_slot
+        on_gpu = device.type == "cuda"
         parts = [6 * size.rows, size.reads, 6 * size.tiles]
-        self._sent = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
-        self._kept = torch.zeros_like(self._sent, device=device)
-        self._filled = torch.cuda.Event() if on_gpu else None
-        rows, self._reads, tiles = np.split(self._sent.numpy(), np.cumsum(parts)[:-1])
-        self._rows, self._tiles = rows.reshape(6, -1), tiles.reshape(6, -1)
-        rows_6T, self.reads_R, tiles_6N = self._kept.split(parts)
-        self.tokens_T, self.positions_T, *_, self.slots_T = rows_6T = rows_6T.view(6, -1)
-        self.tiles = Tiles(tiles_6N.view(6, -1), rows_6T[HORIZON : HI + 1], size.height, size.splits)
+        self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
+        self._device = torch.zeros_like(self._host, device=device)
+        self._copied = torch.cuda.Event() if on_gpu else None
+        rows, self._host_reads, bounds = np.split(self._host.numpy(), np.cumsum(parts)[:-1])
+        self._host_rows = rows.reshape(6, -1)
+        self._host_bounds = bounds.reshape(6, -1)
+        rows_6T, self.reads_R, bounds_6N = self._device.split(parts)
+        rows_6T = rows_6T.view(6, -1)
+        self.tokens_T, self.positions_T, *_, self.slots_T = rows_6T
+        spans_3T = rows_6T[HORIZON : HI + 1]
+        self.tiles = Tiles(bounds_6N.view(6, -1), spans_3T, size.height, size.splits)
 
-    def fill(self, batch: Batch, tiles: Tiles) -> None:
-        if self._filled is not None:
-            self._filled.synchronize()  # the last replay's numbers may still be on their way
-        count = len(batch.slots)
-        self._rows[:5, :count], self._rows[5, :count] = batch.rows_5T, batch.slots
-        self._rows[:5, count:], self._rows[5, count:] = 0, self._nowhere
-        self._reads[: len(batch.reads)] = batch.reads
-        self._reads[len(batch.reads) :] = 0
-        self._tiles[:, : tiles.numbers.shape[1]] = tiles.numbers
-        self._tiles[:, tiles.numbers.shape[1] :] = 0
-        self._kept.copy_(self._sent, non_blocking=True)
+    def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()  # the last replay's integers may still be on their way
+        rows = len(batch.slots)
+        reads = len(batch.reads)
+        self._host_rows[:5, :rows] = batch.rows_5T
+        self._host_rows[5, :rows] = batch.slots
+        self._host_rows[:5, rows:] = 0
+        self._host_rows[5, rows:] = self._scratch_slot
+        self._host_reads[:reads] = batch.reads
+        self._host_reads[reads:] = 0
+        self._host_bounds[:, : tiles.count] = tiles.bounds_6N
+        self._host_bounds[:, tiles.count :] = 0
+        self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
-            self.tokens_T[:count] = batch.drawn_T
-        if self._filled is not None:
-            self._filled.record(torch.cuda.current_stream(self.device))
+            self.tokens_T[:rows] = batch.drawn_T
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self.device))
 
 
-class Runner:
-    """Runs a backbone's forwards in the fastest way that is right here. `graphs=False` runs them by their plain code."""
+class ForwardRunner(Generic[SlotStorage]):
+    """Runs a backbone's forwards in the fastest way that works here. `graphs=False` runs them by
+    their plain code; `graphs=True` uses fixed memory even where there is no GPU."""
 
-    def __init__(self, backbone: Any, slots: Any, graphs: bool | None = None):
-        self.backbone, self.slots = backbone, slots
-        self.captures = graphs is not False and able(backbone, forced=bool(graphs))
-        self.captured: OrderedDict[Size, Captured] = OrderedDict()
+    def __init__(
+        self, backbone: Backbone[SlotStorage], slots: SlotStorage, graphs: bool | None = None
+    ):
+        self.backbone = backbone
+        self.slots = slots
+        self.capture_enabled = graphs is not False and can_capture(backbone, forced=bool(graphs))
+        self.captured: OrderedDict[CaptureSize, CapturedForward] = OrderedDict()
         self.seconds = 0.0  # spent on captures
-        self._met: set[Size] = set()
+        self._seen_once: set[CaptureSize] = set()
         device = backbone.device
-        wide = self.captures and backbone.dtype == torch.float32 and backbone.head_dim >= 64
-        self._tile_rows = 16 if wide else TILE_ROWS  # larger ones in float32 would not fit into registers
-        on_gpu = self.captures and device.type == "cuda"
-        self._programs = programs_for(device) if on_gpu else 16
-        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        # In float32 a large tile would not fit into registers.
+        large_heads = backbone.dtype == torch.float32 and backbone.head_dim >= 64
+        self._tile_rows = 16 if self.capture_enabled and large_heads else TILE_ROWS
+        on_gpu = self.capture_enabled and device.type == "cuda"
+        self._programs = attention_programs(device) if on_gpu else 16
+        self._pool: PoolHandle | None = torch.cuda.graph_pool_handle() if on_gpu else None
 
-    @torch.inference_mode()  # fixed memory must not be a part of anybody's graph of gradients
-    def forward(self, batch: Batch, began: Callable[[], None] = lambda: None) -> Tensor:
-        """Logits of the rows that are read. `began` is called when the device is about to be set to work."""
-        if self.captures:
+    @torch.inference_mode()  # fixed memory must not become part of a graph of gradients
+    def forward(self, batch: Batch, on_start: OnStart = _ignore) -> Tensor:
+        """Logits of the rows that are read."""
+        if self.capture_enabled:
             try:
-                with made_current(batch.device):
-                    return self._captured(batch, began)
+                with current_device(batch.device):
+                    return self._forward_captured(batch, on_start)
             except Exception as error:  # whatever stands in the way, the plain code can do it
-                self.captures, batch.tiles = False, None
+                self.capture_enabled = False
+                batch.tiles = None
                 self.captured.clear()
-                warnings.warn(f"forwards of this model are not captured as graphs, which makes it slower: {error}", stacklevel=2)
-        began()
+                warnings.warn(
+                    "forwards of this model are not captured as graphs, which makes it slower: "
+                    f"{error}",
+                    stacklevel=2,
+                )
+        on_start()
+        return self._forward_plain(batch)
+
+    def _forward_plain(self, batch: Batch) -> Tensor:
         return self.backbone.forward(batch, self.slots)
 
-    def _captured(self, batch: Batch, began: Callable[[], None]) -> Tensor:
-        tiles = tiled(batch, self.backbone.fold, self.backbone.key_heads, self._programs, self._tile_rows)
-        size = Size.of(batch, tiles)
+    def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
+        heads = self.backbone.heads
+        key_heads = self.backbone.key_heads
+        tiles = make_tiles(batch, heads, key_heads, self._programs, self._tile_rows)
+        size = CaptureSize.of(batch, tiles)
         if size is None:
             batch.tiles = tiles.to(batch.device)
-            began()
-            return self.backbone.forward(batch, self.slots)
+            on_start()
+            return self._forward_plain(batch)
         if size in self.captured:
             self.captured.move_to_end(size)
-            return self.captured[size].replay(batch, tiles, began)
-        began()
-        if size in self._met:
+            return self.captured[size].replay(batch, tiles, on_start)
+        on_start()
+        if size in self._seen_once:
             return self._capture(size, batch, tiles)
-        self._met.add(size)  # a prompt's size may never come again
-        return self.backbone.forward(batch, self.slots)
+        self._seen_once.add(size)  # the size of a prompt may never come again
+        return self._forward_plain(batch)
 
-    def _capture(self, size: Size, batch: Batch, tiles: Tiles) -> Tensor:
+    def _capture(self, size: CaptureSize, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
         """Capture a size, and check it against the plain code on this very batch."""
-        began = time.perf_counter()
-        plain = self.backbone.forward(batch, self.slots)
-        captured = Captured(self.backbone, self.slots, size, self._pool, batch, tiles)
+        start = time.perf_counter()
+        plain = self._forward_plain(batch)
+        assert isinstance(self.slots, Slots), "a capturable backbone keeps its keys in Slots"
+        fixed = StaticBatch(size, self.slots.scratch_slot, self.backbone.device)
+        fixed.fill(batch, tiles)
+        captured = CapturedForward(self._forward_plain, fixed, size.rows, self._pool)
         logits = captured.replay(batch, tiles)
-        check(plain, logits)
+        check_logits(plain, logits)
         self.captured[size] = captured
-        while len(self.captured) > MOST_GRAPHS or (len(self.captured) > 1 and self._bytes() > MOST_BYTES):
-            self.captured.popitem(last=False)
-        self.seconds += time.perf_counter() - began
-        say(f"captured a forward of {size.rows} rows: {len(self.captured)} so far, {self.seconds:.1f} s in all")
+        self._drop_oldest()
+        self.seconds += time.perf_counter() - start
+        report_progress(
+            f"captured a forward of {size.rows} rows: {len(self.captured)} so far, "
+            f"{self.seconds:.1f} s in all"
+        )
         return logits
 
-    def _bytes(self) -> int:
-        return sum(size.reads for size in self.captured) * self.backbone.vocab * self.backbone.dtype.itemsize
+    def _drop_oldest(self) -> None:
+        """Drop the captures that were used least recently, until the rest is within bounds."""
+        while len(self.captured) > MOST_GRAPHS or (
+            len(self.captured) > 1 and self._logit_bytes() > MOST_BYTES
+        ):
+            self.captured.popitem(last=False)
+
+    def _logit_bytes(self) -> int:
+        reads = sum(size.reads for size in self.captured)
+        return reads * self.backbone.vocab * self.backbone.dtype.itemsize
 
 
-def made_current(device: torch.device) -> AbstractContextManager[Any]:
-    """Captures and Triton's kernels are of the current device, which need not be the model's."""
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one: captures and Triton's kernels use that, and it need not be
+    the model's."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def programs_for(device: torch.device) -> int:
-    """Into how many programs attention is cut on a GPU. With more, each would finish sooner, but what they bring must be joined:
-    this is about where it balances."""
+def attention_programs(device: torch.device) -> int:
+    """Into how many programs attention is cut on a GPU. With more, each would finish sooner, but
+    joining their results would take longer: here the two balance."""
     return 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2
 
 
-class Captured:
-    """One forward of a fixed size. On CUDA a graph; elsewhere the same code over the same fixed memory."""
+class CapturedForward:
+    """One forward of a fixed size: on CUDA a graph, elsewhere the same code over fixed memory."""
 
-    def __init__(self, backbone: Any, slots: Any, size: Size, pool: Any, batch: Batch, tiles: Tiles):
-        self.fixed = Fixed(size, slots.nowhere, backbone.device)
-        self.fixed.fill(batch, tiles)
+    def __init__(
+        self,
+        forward: Callable[[Batch], Tensor],
+        fixed: StaticBatch,
+        rows: int,
+        pool: PoolHandle | None,
+    ):
+        self._fixed = fixed
+        self._run: Callable[[], Tensor] = partial(forward, fixed)
+        if fixed.device.type == "cuda":
+            with fastest_blas(rows):
+                self._run = capture_graph(self._run, pool)
 
-        def run() -> Tensor:
-            return backbone.forward(self.fixed, slots)
-
-        if backbone.device.type == "cuda":
-            with products_for(size.rows):
-                self._run: Callable[[], Tensor] = on_cuda(run, pool)
-        else:
-            self._run = run
-
-    def replay(self, batch: Batch, tiles: Tiles, began: Callable[[], None] = lambda: None) -> Tensor:
-        self.fixed.fill(batch, tiles)
-        began()
+    def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:
+        self._fixed.fill(batch, tiles)
+        on_start()
         return self._run()[: len(batch.reads)].clone()  # the next replay writes over it
 
 
 @contextmanager
-def products_for(rows: int) -> Iterator[None]:
-    """Whose matrix products are captured: of the two libraries that torch has, that which is faster with so many rows."""
+def fastest_blas(rows: int) -> Iterator[None]:
+    """Use the faster of torch's two libraries of matrix products for so many rows."""
     chosen = torch.backends.cuda.preferred_blas_library()
-    if rows in FASTER_BY_LT:
-        with unheard():  # torch says every time that this choice is experimental; each capture is checked
+    if rows in CUBLASLT_ROWS:
+        # torch warns every time that this choice is experimental; each capture is checked
+        with suppress_stderr():
             torch.backends.cuda.preferred_blas_library("cublaslt")
     try:
         yield
@@ -215,38 +280,41 @@ def products_for(rows: int) -> Iterator[None]:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Drop what is written to standard error, by libraries that know no other way to warn."""
+def suppress_stderr() -> Iterator[None]:
+    """Drop what libraries write to standard error without asking Python."""
     try:
-        there, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        stderr = os.dup(2)
+        devnull = os.open(os.devnull, os.O_WRONLY)
     except OSError:  # there is none, as in a daemon
         yield
         return
-    os.dup2(nowhere, 2)
+    os.dup2(devnull, 2)
     try:
         yield
     finally:
-        os.dup2(there, 2)
-        os.close(there)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
 
 
-def on_cuda(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
-    """Capture what `run` launches, to launch it again at once. It runs once before, so that whatever is compiled or chosen on the
-    first run is ready."""
+def capture_graph(run: Callable[[], Tensor], pool: PoolHandle | None) -> Callable[[], Tensor]:
+    """Capture what `run` launches, to launch it again at once. It runs once before, so that
+    whatever is compiled or chosen on the first run is ready."""
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()
     torch.cuda.current_stream().wait_stream(side)
-    graph, stream, collects = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), gc.isenabled()
-    gc.disable()  # a graph of another model that is freed now would spoil this one
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
+    collects = gc.isenabled()
+    gc.disable()  # freeing a graph of another model now would spoil this one
     try:
         with torch.cuda.graph(graph, pool=pool):
             logits = run()
     except Exception:
-        torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
+        torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream behind
         raise
     finally:
         if collects:
@@ -259,23 +327,26 @@ def on_cuda(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     return replay
 
 
-def able(backbone: Any, forced: bool) -> bool:
-    """Whether a backbone's forwards can be captured here: it must be made for it, in a precision that kernels have, on a GPU with
-    Triton. `forced` also runs it over fixed memory where there is no GPU, as tests do."""
-    if not getattr(backbone, "capturable", False) or backbone.dtype not in TOLERANCE:
+def can_capture(backbone: Backbone[SlotStorage], forced: bool) -> bool:
+    """Can a backbone's forwards be captured here? It must be made for it, in a precision that
+    kernels have, on a GPU with Triton. `forced` also runs it over fixed memory where there is no
+    GPU, as tests do."""
+    if not backbone.capturable or backbone.dtype not in TOLERANCE:
         return False
     return (forced or backbone.device.type == "cuda") and find_spec("triton") is not None
 
 
-def check(plain: Tensor, replayed: Tensor) -> None:
-    there = plain.isfinite()  # tokens that another vocabulary does not have are impossible
-    off = ((plain - replayed)[there].abs().max() / plain[there].abs().max()).item()
-    if not off <= TOLERANCE[plain.dtype] or not torch.equal(there, replayed.isfinite()):
-        raise RuntimeError(f"their logits came out {off:.1%} off")
+def check_logits(plain: Tensor, replayed: Tensor) -> None:
+    """Refuse a capture whose logits are not those of the plain code."""
+    finite = plain.isfinite()  # tokens that another vocabulary does not have are impossible
+    error = ((plain - replayed)[finite].abs().max() / plain[finite].abs().max()).item()
+    if not error <= TOLERANCE[plain.dtype] or not torch.equal(finite, replayed.isfinite()):
+        raise RuntimeError(f"their logits came out {error:.1%} off")
 
 
-def say(line: str) -> None:
-    """One line that replaces the last one, where somebody watches; else to the log."""
+def report_progress(line: str) -> None:
+    """Show one line that replaces the last one, if standard error is a terminal; log it too."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r\033[K{line}")
+        sys.stderr.flush()
     log.info(line)

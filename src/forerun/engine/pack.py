@@ -1,7 +1,9 @@
-"""The only ragged code: plans of many sequences become one forward, arguments of many rules become one batch.
+"""The only ragged code: plans of many sequences become one forward, and arguments of many rules
+become one batch.
 
-B segments (one per sequence), T rows run in all, S slots of the longest lane, R rows that are read. Rows of all sequences are
-laid end to end, so that the matrix products see no padding at all; only attention knows where one sequence ends.
+B segments (one per sequence), T rows run in all, S slots of the longest lane, R rows that are read,
+N tiles. Rows of all sequences are laid end to end, so that the matrix products see no padding. Only
+attention knows where one sequence ends.
 """
 
 from __future__ import annotations
@@ -10,18 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
-from forerun.transfer import sent
+from forerun.probability.transfer import to_device
+from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
+
+# One argument of a rule for one sequence: a law, a list of tokens, or nothing.
+RuleArgument = Tensor | Sequence[int] | None
 
 
 class Segment(NamedTuple):
-    """The rows of one plan that must run: rows `start` and on, packed at [offset, offset + rows)."""
+    """The rows of one plan that must run: those from `start` on, packed at `offset`."""
 
     lane: int
     plan: Plan
@@ -37,77 +42,97 @@ class Segment(NamedTuple):
         """How many slots the segment may look at."""
         return self.plan.rows.shape[1]
 
-    def run(self) -> np.ndarray:
+    def rows_to_run(self) -> np.ndarray:
+        """The five integers of the rows that must run, [5, rows]."""
         return self.plan.rows[:, self.start :]
 
 
 class Batch:
-    """One forward as data: what a backbone needs to run it. Tensors are made when they are first asked for."""
+    """One forward as data: what a backbone needs to run it (`engine/backbone.py` says how it is
+    read). Tensors are made when they are first asked for."""
 
-    tiles: Tiles | None = None  # how kernels of ours see the rows; without it attention goes by segments
-    drawn_T: Tensor | None = None  # the rows' tokens, where they were drawn on the device and the host does not know them yet
+    # The rows as attention kernels take them. Without tiles, attention goes by segments.
+    tiles: Tiles[Tensor] | None = None
+    # The rows' tokens, where they were drawn on the device and the host does not know them yet.
+    drawn_T: Tensor | None = None
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
+        """`work` is (lane, plan, first row that must run) of every sequence."""
         self.device = device
         lanes, plans, starts = zip(*work)
         sizes = [plan.rows.shape[1] - start for plan, start in zip(plans, starts)]
         offsets = [0, *accumulate(sizes)][:-1]
         self.segments = [Segment(*one) for one in zip(lanes, plans, starts, offsets)]
-        self.rows_5T = _joined([plan.rows[:, start:] for plan, start in zip(plans, starts)])
-        shift = np.array(starts) - offsets  # from where a row is packed to its place in its own plan
+        self.rows_5T = _concatenate([plan.rows[:, start:] for plan, start in zip(plans, starts)])
+        # from where a row is packed to its place in its own plan
+        shift = np.array(starts) - offsets
         self.slots = np.arange(sum(sizes)) + (shift + np.array(lanes) * context).repeat(sizes)
-        self.reads = _joined([branch for plan in plans for branch in plan.reads])
-        self.reads = self.reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
-        self._sights: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
-        self._padded: dict[int | None, Padded] = {}
+        reads = _concatenate([branch for plan in plans for branch in plan.reads])
+        self.reads = reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
+        self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
+        self._padded: dict[int | None, PaddedBatch] = {}
 
     @cached_property
-    def _numbers(self) -> tuple[Tensor, ...]:
+    def _integers(self) -> tuple[Tensor, ...]:
         """Tokens, positions, slots and reads, in one transfer."""
         rows = len(self.slots)
-        packed = np.concatenate([self.rows_5T[TOKEN], self.rows_5T[POSITION], self.slots, self.reads])
-        return torch.from_numpy(packed).to(self.device, torch.long, non_blocking=True).split([rows, rows, rows, len(self.reads)])
+        packed = np.concatenate(
+            [self.rows_5T[TOKEN], self.rows_5T[POSITION], self.slots, self.reads]
+        )
+        return (
+            torch.from_numpy(packed)
+            .to(self.device, torch.long, non_blocking=True)
+            .split([rows, rows, rows, len(self.reads)])
+        )
 
     @cached_property
     def tokens_T(self) -> Tensor:
-        return self._numbers[0] if self.drawn_T is None else self.drawn_T
+        return self._integers[0] if self.drawn_T is None else self.drawn_T
 
     @cached_property
     def positions_T(self) -> Tensor:
-        return self._numbers[1]
+        return self._integers[1]
 
     @cached_property
     def slots_T(self) -> Tensor:
-        return self._numbers[2]
+        return self._integers[2]
 
     @cached_property
     def reads_R(self) -> Tensor:
-        return self._numbers[3]
+        return self._integers[3]
 
-    def sight(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What to add to a segment's scores, [rows, end]: 0 for slots that a row sees, else minus infinity; None where every row
-        sees them all. Numbers, because attention would make them of truth values again in every layer."""
+    def attention_bias(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What to add to the scores of a segment, [rows, end]: 0 where a row sees a slot, else
+        minus infinity. None where every row sees every slot. Numbers, because attention would
+        convert truth values in every layer."""
         key = (index, window, dtype)
-        if key not in self._sights:
+        if key not in self._biases:
             segment = self.segments[index]
-            everything = window is None and (segment.run()[HORIZON] >= segment.end).all()
-            self._sights[key] = None if everything else scores(visible(segment, window), dtype).to(self.device)
-        return self._sights[key]
+            horizon = segment.rows_to_run()[HORIZON]
+            if window is None and (horizon >= segment.end).all():
+                self._biases[key] = None
+            else:
+                bias = additive_mask(visible(segment, window), dtype)
+                self._biases[key] = bias.to(self.device)
+        return self._biases[key]
 
-    def padded(self, window: int | None = None) -> Padded:
-        """The same forward with sequences side by side, for devices that prefer one large attention to many small ones."""
+    def padded(self, window: int | None = None) -> PaddedBatch:
+        """The same forward with sequences side by side, for devices that prefer one large attention
+        to many small ones."""
         if window not in self._padded:
-            self._padded[window] = Padded(self.segments, window, self.device)
+            self._padded[window] = PaddedBatch(self.segments, window, self.device)
         return self._padded[window]
 
 
-def scores(mask: np.ndarray, dtype: torch.dtype) -> Tensor:
+def additive_mask(mask: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is true, else minus infinity."""
     return torch.zeros(mask.shape, dtype=dtype).masked_fill_(torch.from_numpy(~mask), -torch.inf)
 
 
 def visible(segment: Segment, window: int | None = None) -> np.ndarray:
-    """[rows, end]: row i sees slots [0, horizon) and [lo, hi), and none that lies `window` positions back or more."""
-    _, position, horizon, lo, hi = segment.run()[:, :, None]
+    """[rows, end]: row i sees slots [0, horizon) and [lo, hi), except those `window` or more
+    positions back."""
+    _, position, horizon, lo, hi = segment.rows_to_run()[:, :, None]
     slot = np.arange(segment.end)
     mask = (slot < horizon) | ((lo <= slot) & (slot < hi))
     if window is not None:
@@ -115,106 +140,153 @@ def visible(segment: Segment, window: int | None = None) -> np.ndarray:
     return mask
 
 
-class Padded:
-    """Segments side by side: [B, T, ...] rows against [B, S, ...] slots, with the mask made on the device from the integers."""
+class PaddedBatch:
+    """Segments side by side: [B, T, ...] rows against [B, S, ...] slots. The mask is made on the
+    device from the five integers."""
 
     def __init__(self, segments: Sequence[Segment], window: int | None, device: torch.device):
-        longest, self.slots = max(s.rows for s in segments), max(s.end for s in segments)
+        longest = max(s.rows for s in segments)
+        self.slots = max(s.end for s in segments)
         rows = np.zeros((len(segments), 5, longest), np.int64)
         rows[:, HORIZON] = 1  # padding rows look at slot 0 and are thrown away
-        self.gather, scatter = np.zeros((len(segments), longest), np.int64), []
+        gather = np.zeros((len(segments), longest), np.int64)
+        scatter = []
         for b, s in enumerate(segments):
-            rows[b, :, : s.rows] = s.run()
-            self.gather[b, : s.rows] = np.arange(s.offset, s.offset + s.rows)
+            rows[b, :, : s.rows] = s.rows_to_run()
+            gather[b, : s.rows] = np.arange(s.offset, s.offset + s.rows)
             scatter.append(b * longest + np.arange(s.rows))
         lanes = [s.lane for s in segments]
         self.lanes: slice | Tensor = slice(0, len(lanes))
         if lanes != list(range(len(lanes))):
             self.lanes = torch.tensor(lanes, device=device)
-        self.gather_BT = torch.from_numpy(self.gather).to(device)
+        self.gather_BT = torch.from_numpy(gather).to(device)
         self.scatter_T = torch.from_numpy(np.concatenate(scatter)).to(device)
         rows_B5T1 = torch.from_numpy(rows).to(device)[..., None]
         slot_S = torch.arange(self.slots, device=device)
-        self.mask_BTS = (slot_S < rows_B5T1[:, HORIZON]) | ((slot_S >= rows_B5T1[:, LO]) & (slot_S < rows_B5T1[:, HI]))
+        self.mask_BTS = (slot_S < rows_B5T1[:, HORIZON]) | (
+            (slot_S >= rows_B5T1[:, LO]) & (slot_S < rows_B5T1[:, HI])
+        )
         if window is not None:
-            at = np.zeros((len(segments), 1, self.slots), np.int64)
-            for b, s in enumerate(segments):
-                at[b, 0, : s.end] = s.plan.rows[POSITION]
-            self.mask_BTS &= rows_B5T1[:, POSITION] - torch.from_numpy(at).to(device) < window
+            slot_positions = self._slot_positions(segments).to(device)
+            self.mask_BTS &= rows_B5T1[:, POSITION] - slot_positions < window
+
+    def _slot_positions(self, segments: Sequence[Segment]) -> Tensor:
+        """The position of the row in each slot, [B, 1, S]."""
+        positions = np.zeros((len(segments), 1, self.slots), np.int64)
+        for b, s in enumerate(segments):
+            positions[b, 0, : s.end] = s.plan.rows[POSITION]
+        return torch.from_numpy(positions)
 
 
-LEAST_ROWS = 16  # rows times heads that matrix units take at least, so that a lower tile would not be cheaper
+# rows times heads that matrix units take at least, so that a lower tile would not be cheaper
+LEAST_ROWS = 16
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
-SHARES = (32, 16, 8, 4, 2, 1)  # into how many shares what a tile looks at may be cut
-LEAST_SHARE = 64  # slots
-NOWHERE = np.int32(np.iinfo(np.int32).max)
+SPLITS = (32, 16, 8, 4, 2, 1)  # into how many shares the slots of a tile may be cut
+LEAST_SPLIT = 64  # slots in one share
+NO_SLOT = np.int32(np.iinfo(np.int32).max)
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Rows as attention kernels take them: up to `height` neighbouring rows of one sequence are a tile, which looks at slots
-    [0, near) and [lo, far) of its lane, in `splits` shares."""
+class Tiles(Generic[Array]):
+    """Rows as attention kernels take them. Up to `height` neighbouring rows of one sequence form a
+    tile, which looks at slots [0, near) and [lo, far) of its lane, in `splits` shares."""
 
-    numbers: Any  # [6, N]: first row, rows, lane, near, lo, far
-    spans: Any  # [3, T]: horizon, lo and hi of every row
+    bounds_6N: Array  # of each tile: first row, rows, lane, near, lo, far
+    spans_3T: Array  # of each row: horizon, lo, hi
     height: int
     splits: int
 
-    def to(self, device: torch.device) -> Tiles:
-        numbers, spans = (torch.from_numpy(np.ascontiguousarray(x)).to(device, torch.long) for x in (self.numbers, self.spans))
-        return Tiles(numbers, spans, self.height, self.splits)
+    @property
+    def count(self) -> int:
+        return self.bounds_6N.shape[1]
+
+    def to(self: Tiles[np.ndarray], device: torch.device) -> Tiles[Tensor]:
+        def send(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device, torch.long)
+
+        return Tiles(send(self.bounds_6N), send(self.spans_3T), self.height, self.splits)
 
 
-def tiled(batch: Batch, fold: int, groups: int, programs: int, most_rows: int = TILE_ROWS) -> Tiles:
-    """The tiles of a batch, in NumPy, for `fold` query heads on each of `groups` key heads, and a device that can run so many
-    programs at a time."""
+def make_tiles(
+    batch: Batch, heads: int, key_heads: int, programs: int, most_rows: int = TILE_ROWS
+) -> Tiles[np.ndarray]:
+    """The tiles of a batch, for a device that runs so many programs at a time."""
+    fold = heads // key_heads
     rows = [s.rows for s in batch.segments]
-    low, high = max(1, LEAST_ROWS // fold), max(1, most_rows // fold)  # two heights do for all: fewer sizes are captured
+    # Two heights serve all batches, so that fewer sizes are captured.
+    low = max(1, LEAST_ROWS // fold)
+    high = max(1, most_rows // fold)
     height = low if max(rows) <= low else high
-    first, lane = np.array([s.offset for s in batch.segments]), np.array([s.lane for s in batch.segments])
-    if max(rows) > height:  # some segments are several tiles
+    first = np.array([s.offset for s in batch.segments])
+    lane = np.array([s.lane for s in batch.segments])
+    if max(rows) > height:  # some segments need several tiles
         tiles = -(-np.array(rows) // height)
         within = np.arange(tiles.sum()) - (tiles.cumsum() - tiles).repeat(tiles)
-        first, lane = first.repeat(tiles) + height * within, lane.repeat(tiles)
-    _, _, horizon, lo, hi = batch.rows_5T
-    numbers = np.empty((6, len(first)), np.int64)
-    numbers[0], numbers[2] = first, lane
-    numbers[1, :-1], numbers[1, -1] = first[1:] - first[:-1], len(horizon) - first[-1]
-    near = numbers[3] = np.maximum.reduceat(horizon, first)
-    far = numbers[5] = np.maximum(np.maximum.reduceat(hi, first), near)
-    lo_seen = np.where(hi > lo, lo, NOWHERE)  # an empty interval reaches nowhere
-    numbers[4] = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
-    shares = min(programs // (len(first) * groups), int((near + far - numbers[4]).max()) // LEAST_SHARE)
-    splits = next((n for n in SHARES if n <= shares), 1)
-    return Tiles(numbers, batch.rows_5T[HORIZON:], height, splits)
+        first = first.repeat(tiles) + height * within
+        lane = lane.repeat(tiles)
+    bounds = _tile_bounds(batch.rows_5T, first, lane)
+    _, _, _, near, lo, far = bounds
+    longest = int((near + far - lo).max())  # slots that one tile looks at
+    most_splits = min(programs // (len(first) * key_heads), longest // LEAST_SPLIT)
+    splits = next((n for n in SPLITS if n <= most_splits), 1)
+    return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def _tile_bounds(rows_5T: np.ndarray, first: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    """First row, rows, lane, near, lo and far of each tile, [6, N]."""
+    _, _, horizon, lo, hi = rows_5T
+    near = np.maximum.reduceat(horizon, first)
+    far = np.maximum(np.maximum.reduceat(hi, first), near)
+    lo_seen = np.where(hi > lo, lo, NO_SLOT)  # an empty interval reaches nowhere
+    bounds = np.empty((6, len(first)), np.int64)
+    bounds[0] = first
+    bounds[1, :-1] = first[1:] - first[:-1]
+    bounds[1, -1] = len(horizon) - first[-1]
+    bounds[2] = lane
+    bounds[3] = near
+    bounds[4] = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
+    bounds[5] = far
+    return bounds
+
+
+def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
 
 
-def stack(values: Sequence[Any], device: torch.device) -> Tensor | None:
-    """One argument of a rule for many sequences, batch first: laws are padded with zeros, token lists with -1."""
-    first = values[0]
-    if first is None:
+def stack(values: Sequence[RuleArgument], device: torch.device) -> Tensor | None:
+    """One argument of a rule for many sequences, batch first. Laws are padded with zeros, token
+    lists with -1. All values are of one kind."""
+    if values[0] is None:
         return None
-    if not isinstance(first, Tensor):
-        longest = max(len(v) for v in values)
-        return sent([[*v, *[-1] * (longest - len(v))] for v in values], torch.long, device)
-    values = [v.to(device) for v in values]
+    if isinstance(values[0], Tensor):
+        tensors = cast("Sequence[Tensor]", values)
+        return _stack_tensors([tensor.to(device) for tensor in tensors])
+    lists = cast("Sequence[Sequence[int]]", values)
+    longest = max(len(tokens) for tokens in lists)
+    padded = [[*tokens, *[-1] * (longest - len(tokens))] for tokens in lists]
+    return to_device(padded, torch.long, device)
+
+
+def _stack_tensors(values: list[Tensor]) -> Tensor:
+    first = values[0]
     if len(values) == 1:
-        return values[0][None]
-    if _follow_each_other(values):
-        return values[0].as_strided((len(values), *values[0].shape), (values[0].numel(), *values[0].stride()))
+        return first[None]
+    if _are_adjacent(values):
+        return first.as_strided((len(values), *first.shape), (first.numel(), *first.stride()))
     if len({v.shape for v in values}) == 1:
-        return torch.stack(list(values))
-    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+        return torch.stack(values)
+    return torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
 
 
-def _follow_each_other(values: Sequence[Tensor]) -> bool:
-    """Are they pieces of one tensor, one behind the other, as the laws of one forward are? They need not be copied."""
-    first, size = values[0], values[0].numel()
-    memory, begin = first.untyped_storage().data_ptr(), first.storage_offset()
+def _are_adjacent(values: Sequence[Tensor]) -> bool:
+    """Are they neighbouring pieces of one tensor, as the laws of one forward are? Then they need
+    not be copied."""
+    first = values[0]
+    size = first.numel()
+    memory = first.untyped_storage().data_ptr()
+    begin = first.storage_offset()
     return size > 0 and all(
         v.shape == first.shape
         and v.dtype == first.dtype

@@ -1,1 +1,2 @@
-"""Is the output right, and how fast is it: certification by enumeration, certification by testing, measurement."""
+"""How good the output is and what it costs: methods side by side, tasks, and what limits a
+method."""

@@ -1,53 +1,63 @@
-"""Methods side by side: the same prompts, seeds and machine, in turns, with what each costs, promises and is worth.
+"""Methods side by side: the same prompts, seeds and machine, in turns, with what each costs,
+promises and is worth.
 
-Speed without quality is easy: beside the speed stand whether the output is the reference's, how likely a judge finds it, and
-whether it parses. A method that is fast and wrong must look wrong here.
+Speed without quality is easy. So beside the speed stand whether the output is the reference's, how
+likely a judge finds it, and whether it parses. A method that is fast and wrong must look wrong
+here.
 """
 
 from __future__ import annotations
 
-import ast
-import math
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from datetime import date
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from forerun import registry
-from forerun.api import Model
-from forerun.arguments import check_same_tokens
-from forerun.core import Conditional, Marginal
-from forerun.errors import TokenizerMismatch
-from forerun.evaluate.certify import Bets, laws_along
-from forerun.evaluate.costs import Cost, since, snapshot
-from forerun.evaluate.metrics import first_line
-from forerun.parameters import Sampling
-from forerun.result import Result
+from forerun.api import Model, Prompt
+from forerun.engine.host import Host
+from forerun.evaluate.judge import completion_perplexity, law_p_value, surprises
+from forerun.evaluate.metrics import first_line, parses
+from forerun.families.base import BlankFiller, ChainScorer
+from forerun.profile.costs import Cost, costs_since, work_so_far
+from forerun.profile.progress import Progress, no_progress
+from forerun.requests.request import needs_model
+from forerun.requests.result import Result
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A contestant."""
+class Contestant:
+    """A model, and a method with its options, `draft` among them."""
 
     model: Model
     method: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        given = {key: getattr(value, "name", value) for key, value in self.options.items() if value}
-        said = [str(value) if key == "draft" else f"{key} {value}" for key, value in given.items()]
-        return f"{self.method} ({', '.join(said)})" if said else self.method
+        words = [_option_words(name, value) for name, value in self.options.items() if value]
+        return f"{self.method} ({', '.join(words)})" if words else self.method
 
 
-@dataclass
-class Row:
+def _option_words(name: str, value: object) -> str:
+    text = value.name if isinstance(value, Model) else str(value)
+    return text if name == "draft" else f"{name} {text}"
+
+
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """How all contestants decode, and how often they are timed."""
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    rounds: int = 3
+    batch: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
     """What one contestant did."""
 
     model: str
@@ -64,207 +74,248 @@ class Row:
     most: float
     speedup: float | None  # over the method's own reference on the same model
     over_ar: float | None  # over plain left-to-right decoding, of whichever model does that here
-    equals_reference: float | None  # at temperature 0, the share of outputs that are the reference's, token for token
-    p_value: float | None  # above temperature 0, of the hypothesis that the output has the reference's law
+    # at temperature 0, the share of outputs that are the reference's, token for token
+    equals_reference: float | None
+    # above temperature 0, of the hypothesis that the output has the reference's law
+    p_value: float | None
     perplexity: float | None  # under the judge
     parses: float  # share of prompts with their completions that are Python
-    exact: float | None = None  # share of completions whose first line is the true one, where that is known
-    loss: float | None = None  # the model's own, per token of the true completions, where it scores chains
-    mflops_per_token: float = 0.0  # of all models together, rows as they really ran
-    mbytes_per_token: float = 0.0  # weights, keys and values read
-    draft_mflops: float | None = None  # per draft, of the models that draft
+    # share of completions whose first line is the true one, where that is known
+    first_line_right: float | None
+    # the model's own, per token of the true completions, where it scores chains
+    loss: float | None
+    mflops_per_token: float  # of all models together, rows as they really ran
+    mbytes_per_token: float  # weights, keys and values read
+    draft_mflops: float | None  # per draft, of the models that draft
 
 
-def entries(model: Model, methods: Sequence[str] | None = None, draft: Any = None) -> list[Entry]:
-    """All that a model can run; methods that need a draft take part if there is one."""
-    found = []
+def contestants_for(
+    model: Model, methods: Sequence[str] | None = None, draft: str | Model | None = None
+) -> list[Contestant]:
+    """The named methods on a model, or all that it can run; references first. Methods that need a
+    draft take part if there is one."""
+    contestants: list[Contestant] = []
     for name in methods or registry.names("methods"):
-        how: registry.Method = registry.get("methods", name)
-        if methods is None and any(question not in model.family.answers for question in how.needs):
+        method = registry.method_named(name)
+        if methods is None and not method.runs_on(model.family):
             continue
-        how.check(model.family, model.name)
-        if how.drafts_itself:
-            found += [Entry(model, name), Entry(model, name, {"draft": "ngram"})]
-        elif how.drafter is not None and "model" in {f.name for f in fields(registry.get("drafters", how.drafter))}:
-            fills = isinstance(draft, Model) and Marginal in draft.family.answers
-            if methods is not None or fills:
-                found.append(Entry(model, name, {"draft": draft}))
-        elif how.drafts and how.drafter is None:
-            if draft is None and methods is None:
-                continue
-            found.append(Entry(model, name, {"draft": draft}))
-        else:
-            found.append(Entry(model, name))
-    return sorted(found, key=lambda entry: entry.method != registry.get("methods", entry.method).reference)
+        method.check(model.family, model.name)
+        contestants += _contestants_of_method(model, method, draft, named=methods is not None)
+
+    def is_no_reference(one: Contestant) -> bool:
+        return one.method != registry.method_named(one.method).reference
+
+    return sorted(contestants, key=is_no_reference)
+
+
+def _contestants_of_method(
+    model: Model, method: registry.Method, draft: str | Model | None, named: bool
+) -> list[Contestant]:
+    """A method that was not named is left out where the draft does not fit it."""
+    name = method.name
+    with_draft = Contestant(model, name, {"draft": draft})
+    if method.drafts_itself:
+        return [Contestant(model, name), Contestant(model, name, {"draft": "ngram"})]
+    if method.drafter is not None and needs_model(registry.get("drafters", method.drafter)):
+        fills = isinstance(draft, Model) and draft.family.can(BlankFiller)
+        return [with_draft] if named or fills else []
+    if method.drafts and method.drafter is None:
+        return [with_draft] if named or draft is not None else []
+    return [Contestant(model, name)]
+
+
+@dataclass
+class Run:
+    """What a contestant wrote and took; of results and costs the last round's."""
+
+    contestant: Contestant
+    results: list[Result] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # tokens per second, by round
+    costs: dict[Host, Cost] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        return self.contestant.model
+
+    @property
+    def method(self) -> registry.Method:
+        return registry.method_named(self.contestant.method)
+
+    @property
+    def tokens(self) -> int:
+        return sum(result.stats.tokens for result in self.results)
+
+    @property
+    def speed(self) -> float:
+        return statistics.median(self.rates)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs, and what each is compared with."""
+
+    runs: Sequence[Run]
+    temperature: float
+    judge: Model | None
+    truths: Sequence[Sequence[int]] | None  # what really follows the prompts
+    losses: Mapping[Model, float]  # of the models that score the truths
 
 
 def compare(
-    contestants: Sequence[Entry],
-    prompts: Sequence[Any],
+    contestants: Sequence[Contestant],
+    prompts: Sequence[Prompt],
+    settings: ComparisonSettings | None = None,
     *,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-    rounds: int = 3,
-    batch: int = 1,
-    seed: int = 0,
     judge: Model | None = None,
     truths: Sequence[Sequence[int]] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Row]:
-    """Run all contestants in turns. The first round warms up and is not timed. `truths` are what really follows the prompts."""
-    how = dict(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    rates: list[list[float]] = [[] for _ in contestants]
-    results: list[list[Result]] = [[] for _ in contestants]
-    costs: list[dict[Any, Cost]] = [{} for _ in contestants]
-    for turn in range(rounds + 1):
-        for i, entry in enumerate(contestants):
-            began, before = time.perf_counter(), snapshot(entry.model.engine.hosts)
-            results[i] = [
-                r
-                for group in _groups(prompts, batch)
-                for r in entry.model.generate(group, method=entry.method, **how, **entry.options)
-            ]
-            seconds = time.perf_counter() - began
-            costs[i] = since(entry.model.engine.hosts, before)
-            for result in results[i]:
-                if result.error is not None:
-                    raise result.error
+    progress: Progress = no_progress,
+) -> list[ComparisonRow]:
+    """Run all contestants in turns. The first round warms up and is not timed. `truths` are what
+    really follows the prompts."""
+    settings = settings or ComparisonSettings()
+    runs = [Run(contestant) for contestant in contestants]
+    total = (settings.rounds + 1) * len(runs)
+    done = 0
+    for turn in range(settings.rounds + 1):
+        for run in runs:
+            rate = _decode(run, prompts, settings)
             if turn:
-                rates[i].append(sum(r.stats.tokens for r in results[i]) / seconds)
-            progress(turn * len(contestants) + i + 1, (rounds + 1) * len(contestants))
-    rows = [_row(entry, results[i], rates[i], costs[i], temperature, judge) for i, entry in enumerate(contestants)]
-    _against_references(contestants, rows, results, temperature)
-    if truths is not None:
-        _against_truths(contestants, rows, results, truths)
-    return rows
+                run.rates.append(rate)
+            done += 1
+            progress(done, total)
+    losses = {} if truths is None else _losses(runs, truths)
+    comparison = Comparison(runs, settings.temperature, judge, truths, losses)
+    return [_row(run, comparison) for run in runs]
 
 
-def _groups(prompts: Sequence[Any], size: int) -> list[list[Any]]:
-    return [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+def _decode(run: Run, prompts: Sequence[Prompt], settings: ComparisonSettings) -> float:
+    """Decode all prompts. Gives tokens per second."""
+    model = run.model
+    results: list[Result] = []
+    before = work_so_far(model.engine.hosts)
+    began = time.perf_counter()
+    for first in range(0, len(prompts), settings.batch):
+        results += model.generate_all(
+            prompts[first : first + settings.batch],
+            method=run.contestant.method,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
+            **run.contestant.options,
+        )
+    seconds = time.perf_counter() - began
+    run.results = results
+    run.costs = costs_since(model.engine.hosts, before)
+    return run.tokens / seconds
 
 
-def _row(
-    entry: Entry, results: list[Result], rates: list[float], costs: dict[Any, Cost], temperature: float, judge: Model | None
-) -> Row:
-    how: registry.Method = registry.get("methods", entry.method)
-    tokens, forwards = sum(r.stats.tokens for r in results), sum(r.stats.forwards for r in results)
-    lengths = [r.stats.acceptance_length for r in results if r.stats.acceptance_length is not None]
-    return Row(
-        model=entry.model.name,
-        method=entry.label,
-        family=entry.model.family.name,
-        guarantee=how.guarantee,
-        tokens=tokens,
-        forwards=forwards,
-        draft_forwards=sum(r.stats.draft_forwards for r in results),
-        tokens_per_forward=tokens / forwards,
-        acceptance_length=statistics.mean(lengths) if lengths else None,
-        tokens_per_second=statistics.median(rates),
-        least=min(rates),
-        most=max(rates),
-        speedup=None,
-        over_ar=None,
-        equals_reference=None,
-        p_value=law_p_value(entry.model, results, temperature) if temperature > 0 and _scores(entry.model) else None,
-        perplexity=perplexity(judge, entry.model, results) if judge is not None else None,
-        parses=statistics.mean(parses(entry.model.decode([*r.prompt_ids, *r.token_ids])) for r in results),
-        mflops_per_token=sum(cost.flops for cost in costs.values()) / tokens / 1e6,
-        mbytes_per_token=sum(cost.bytes for cost in costs.values()) / tokens / 1e6,
-        draft_mflops=_per_draft(entry, results, costs),
-    )
-
-
-def _per_draft(entry: Entry, results: list[Result], costs: dict[Any, Cost]) -> float | None:
-    """Arithmetic of the draft models for one draft, in millions; none where no other model drafts."""
-    drafts = sum(1 for r in results for event in r.trace if event.drafted)
-    if not drafts or not any(r.stats.draft_forwards for r in results):
-        return None
-    return sum(cost.flops for host, cost in costs.items() if host is not entry.model.host) / drafts / 1e6
+def _losses(runs: Sequence[Run], truths: Sequence[Sequence[int]]) -> dict[Model, float]:
+    """The loss on the true completions of every model that scores chains."""
+    losses: dict[Model, float] = {}
+    for run in runs:
+        if run.model not in losses and _scores(run.model):
+            prompts = [result.prompt_ids for result in run.results]
+            losses[run.model] = statistics.mean(surprises(run.model, zip(prompts, truths)))
+    return losses
 
 
 def _scores(model: Model) -> bool:
-    """Can the law of what it wrote be told? A masked model has none for whole sequences."""
-    return Conditional in model.family.answers
+    """Does it know the law of what it wrote? A masked model has none for whole sequences."""
+    return model.family.can(ChainScorer)
 
 
-def _against_references(contestants: Sequence[Entry], rows: list[Row], results: list[list[Result]], temperature: float) -> None:
-    """Set each row beside its reference's row on the same model, and beside plain left-to-right decoding, where those take part."""
-    plain = next((j for j, e in enumerate(contestants) if e.method == "ar" and e.model.family.name == "causal"), None)
-    for i, entry in enumerate(contestants):
-        if plain is not None:
-            rows[i].over_ar = rows[i].tokens_per_second / rows[plain].tokens_per_second
-        reference = registry.get("methods", entry.method).reference
-        at = next((j for j, other in enumerate(contestants) if other.model is entry.model and other.method == reference), None)
-        if at is None:
-            continue
-        rows[i].speedup = rows[i].tokens_per_second / rows[at].tokens_per_second
-        if temperature == 0:
-            rows[i].equals_reference = statistics.mean(a.token_ids == b.token_ids for a, b in zip(results[i], results[at]))
+def _row(run: Run, comparison: Comparison) -> ComparisonRow:
+    model = run.model
+    stats = [result.stats for result in run.results]
+    forwards = sum(one.forwards for one in stats)
+    lengths = [one.acceptance_length for one in stats if one.acceptance_length is not None]
+    reference = _reference_of(run, comparison.runs)
+    plain = _plain_run(comparison.runs)
+    return ComparisonRow(
+        model=model.name,
+        method=run.contestant.label,
+        family=model.family.name,
+        guarantee=run.method.guarantee,
+        tokens=run.tokens,
+        forwards=forwards,
+        draft_forwards=sum(one.draft_forwards for one in stats),
+        tokens_per_forward=run.tokens / forwards,
+        acceptance_length=statistics.mean(lengths) if lengths else None,
+        tokens_per_second=run.speed,
+        least=min(run.rates),
+        most=max(run.rates),
+        speedup=None if reference is None else run.speed / reference.speed,
+        over_ar=None if plain is None else run.speed / plain.speed,
+        equals_reference=_equal_share(run, reference, comparison.temperature),
+        p_value=_p_value(run, comparison.temperature),
+        perplexity=_perplexity(run, comparison.judge),
+        parses=_parsing_share(run),
+        first_line_right=_first_line_share(run, comparison.truths),
+        loss=comparison.losses.get(model),
+        mflops_per_token=sum(cost.flops for cost in run.costs.values()) / run.tokens / 1e6,
+        mbytes_per_token=sum(cost.bytes for cost in run.costs.values()) / run.tokens / 1e6,
+        draft_mflops=_mflops_per_draft(run),
+    )
 
 
-def _against_truths(
-    contestants: Sequence[Entry], rows: list[Row], results: list[list[Result]], truths: Sequence[Sequence[int]]
-) -> None:
-    losses: dict[int, float] = {}
-    for entry, row, own in zip(contestants, rows, results):
-        decode = entry.model.decode
-        row.exact = statistics.mean(first_line(decode(r.token_ids)) == first_line(decode(t)) for r, t in zip(own, truths))
-        if _scores(entry.model):
-            if id(entry.model) not in losses:
-                losses[id(entry.model)] = statistics.mean(surprises(entry.model, zip((r.prompt_ids for r in own), truths)))
-            row.loss = losses[id(entry.model)]
+def _reference_of(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The run of a method's reference on the same model, if it takes part."""
+    name = run.method.reference
+    same_model = [other for other in runs if other.model is run.model]
+    return next((other for other in same_model if other.contestant.method == name), None)
 
 
-def law_p_value(model: Model, results: Sequence[Result], temperature: float) -> float:
-    """A p-value that holds whenever one looks: one over the largest mean stake against the output (see `certify`)."""
-    twin = Model(model.name, model.family, model.backbone, model.tokenizer, model.eos, lanes=1, context=model.context)
-    bets = Bets(alpha=0.01, shadows=0)
-    for result in results:
-        laws_TV = laws_along(twin, result.prompt_ids, result.token_ids, Sampling(temperature=temperature), model.eos)
-        for token, p_V in zip(result.token_ids, laws_TV):
-            bets.see(token, p_V, None)
-    return 0.0 if bets.impossible else min(1.0, 1 / bets.best)
+def _plain_run(runs: Sequence[Run]) -> Run | None:
+    """Plain decoding of a left-to-right model, if it takes part."""
+    plain = [run for run in runs if run.contestant.method == "ar"]
+    return next((run for run in plain if run.model.family.name == "causal"), None)
 
 
-def perplexity(judge: Model, model: Model, results: Sequence[Result]) -> float | None:
-    """How surprised a judge with the same tokenizer is by the completions; none if its tokens are other tokens."""
-    try:
-        check_same_tokens(judge, model)
-    except TokenizerMismatch:
+def _equal_share(run: Run, reference: Run | None, temperature: float) -> float | None:
+    if reference is None or temperature != 0:
         return None
-    nats = surprises(judge, [(r.prompt_ids, r.token_ids) for r in results])
-    lengths = [len(r.token_ids) for r in results]
-    return math.exp(sum(n * length for n, length in zip(nats, lengths)) / sum(lengths))
+    pairs = zip(run.results, reference.results)
+    return statistics.mean(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
 
 
-def surprises(judge: Model, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
-    """How surprised a judge is by each completion of a prompt, in nats per token."""
-    twin = Model(judge.name, judge.family, judge.backbone, judge.tokenizer, (), lanes=1, context=judge.context)
-    found = []
-    for prompt, output in texts:
-        laws_TV = laws_along(twin, prompt, output, Sampling(temperature=1.0), frozenset())
-        picked_T = laws_TV[torch.arange(len(output)), torch.tensor(output)]
-        found.append(float(-picked_T.double().log().mean()))
-    return found
+def _p_value(run: Run, temperature: float) -> float | None:
+    if temperature == 0 or not _scores(run.model):
+        return None
+    return law_p_value(run.model, run.results, temperature)
 
 
-def parses(code: str) -> bool:
-    """Is it Python, up to its last whole line, a few unfinished lines at the end forgiven?"""
-    lines = code.split("\n")[:-1] or [code]
-    for cut in range(min(4, len(lines))):
-        try:
-            ast.parse("\n".join(lines[: len(lines) - cut]))
-        except (SyntaxError, ValueError):
-            continue
-        return True
-    return False
+def _perplexity(run: Run, judge: Model | None) -> float | None:
+    return None if judge is None else completion_perplexity(judge, run.model, run.results)
 
 
-def machine() -> str:
-    """What this ran on."""
-    devices = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} cores ({platform.machine()})"
-    return f"{devices}, torch {torch.__version__}, {date.today()}"
+def _parsing_share(run: Run) -> float:
+    decode = run.model.decode
+    texts = [decode([*result.prompt_ids, *result.token_ids]) for result in run.results]
+    return statistics.mean(parses(text) for text in texts)
 
 
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
+def _first_line_share(run: Run, truths: Sequence[Sequence[int]] | None) -> float | None:
+    if truths is None:
+        return None
+    return statistics.mean(first_lines_right(run.model, run.results, truths))
+
+
+def first_lines_right(
+    model: Model, results: Sequence[Result], truths: Sequence[Sequence[int]]
+) -> list[bool]:
+    """Of each completion, whether its first line is the true one."""
+    decode = model.decode
+    return [
+        first_line(decode(result.token_ids)) == first_line(decode(truth))
+        for result, truth in zip(results, truths)
+    ]
+
+
+def _mflops_per_draft(run: Run) -> float | None:
+    """Arithmetic of the draft models for one draft, in millions; None where no other model
+    drafts."""
+    drafts = sum(1 for result in run.results for event in result.trace if event.drafted)
+    if not drafts or not any(result.stats.draft_forwards for result in run.results):
+        return None
+    others = [cost.flops for host, cost in run.costs.items() if host is not run.model.host]
+    return sum(others) / drafts / 1e6

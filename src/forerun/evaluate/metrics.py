@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections import Counter
@@ -12,7 +13,8 @@ import numpy as np
 
 
 def shannon_entropy(tokens: Sequence[int]) -> float:
-    """Bits per token of a sequence's own token frequencies (Guo & Ermon, equation 22): low where text repeats itself."""
+    """Bits per token of a sequence's own token frequencies (Guo & Ermon, equation 22): low where
+    text repeats itself."""
     counts = np.array(list(Counter(tokens).values())) / len(tokens)
     return float(-(counts * np.log2(counts)).sum())
 
@@ -20,8 +22,20 @@ def shannon_entropy(tokens: Sequence[int]) -> float:
 def first_line(text: str) -> str:
     """A completion up to the end of the first line that has something in it."""
     lines = text.split("\n")
-    said = next((i for i, line in enumerate(lines) if line.strip()), len(lines) - 1)
-    return "\n".join(lines[: said + 1]).rstrip()
+    first = next((i for i, line in enumerate(lines) if line.strip()), len(lines) - 1)
+    return "\n".join(lines[: first + 1]).rstrip()
+
+
+def parses(code: str) -> bool:
+    """Is it Python, up to its last whole line? Up to three broken lines at the end are forgiven."""
+    lines = code.split("\n")[:-1] or [code]
+    for cut in range(min(4, len(lines))):
+        try:
+            ast.parse("\n".join(lines[: len(lines) - cut]))
+        except (SyntaxError, ValueError):
+            continue
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -56,28 +70,40 @@ def words(text: str) -> list[str]:
 
 
 def rouge(candidate: str, reference: str) -> dict[str, float]:
-    """F1 of shared words, of shared pairs of words, and of the longest common subsequence, in percent."""
-    ours, theirs = words(candidate), words(reference)
+    """F1 of shared words, of shared pairs of words, and of the longest common subsequence, in
+    percent."""
+    candidate_words = words(candidate)
+    reference_words = words(reference)
+    common = _longest_common(candidate_words, reference_words)
     return {
-        "rouge1": _overlap(ours, theirs, 1),
-        "rouge2": _overlap(ours, theirs, 2),
-        "rougeL": _f1(_longest_common(ours, theirs), len(ours), len(theirs)),
+        "rouge1": _overlap(candidate_words, reference_words, 1),
+        "rouge2": _overlap(candidate_words, reference_words, 2),
+        "rougeL": _f1(common, len(candidate_words), len(reference_words)),
     }
 
 
 def _overlap(a: Sequence[str], b: Sequence[str], n: int) -> float:
-    ours, theirs = (Counter(zip(*(x[i:] for i in range(n)))) for x in (a, b))
-    return _f1(sum((ours & theirs).values()), sum(ours.values()), sum(theirs.values()))
+    """F1 of the runs of n words that both have."""
+    runs_a = _runs(a, n)
+    runs_b = _runs(b, n)
+    return _f1((runs_a & runs_b).total(), runs_a.total(), runs_b.total())
 
 
-def _f1(shared: int, ours: int, theirs: int) -> float:
-    return 200 * shared / (ours + theirs) if shared else 0.0
+def _runs(sequence: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(sequence[i:] for i in range(n))))
+
+
+def _f1(shared: int, size_a: int, size_b: int) -> float:
+    return 200 * shared / (size_a + size_b) if shared else 0.0
 
 
 def _longest_common(a: Sequence[str], b: Sequence[str]) -> int:
-    row = [0] * (len(b) + 1)
+    """The length of the longest common subsequence."""
+    lengths = [0] * (len(b) + 1)
     for x in a:
-        previous = 0
+        diagonal = 0
         for j, y in enumerate(b, 1):
-            previous, row[j] = row[j], previous + 1 if x == y else max(row[j], row[j - 1])
-    return row[-1]
+            above = lengths[j]
+            lengths[j] = diagonal + 1 if x == y else max(above, lengths[j - 1])
+            diagonal = above
+    return lengths[-1]

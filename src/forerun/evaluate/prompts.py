@@ -1,4 +1,5 @@
-"""Prompts written for this project, so that no model was trained on them. None ends inside a line's indentation."""
+"""Prompts written for this project, so that no model was trained on them. None ends inside a line's
+indentation."""
 
 CODE = [
     """import os

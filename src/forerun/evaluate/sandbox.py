@@ -1,6 +1,8 @@
-"""Run a program that a model wrote: in a process of its own, with limits on time, memory, files and processes.
+"""Run a program that a model wrote: in a process of its own, with limits on time, memory, files and
+processes.
 
-It guards against loops, floods and accidents. It is no security boundary: for hostile code use a container or a virtual machine.
+It guards against loops, floods and accidents. It is no security boundary: for hostile code use a
+container or a virtual machine.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def run(program: str, seconds: float = 5.0, memory: int = MEMORY) -> Outcome:
         finally:
             _end(process)
     lines = complaint.decode("utf-8", "replace").strip().splitlines()
-    return Outcome(process.returncode == 0, "passed" if process.returncode == 0 else "failed", lines[-1] if lines else "")
+    return Outcome(
+        process.returncode == 0,
+        "passed" if process.returncode == 0 else "failed",
+        lines[-1] if lines else "",
+    )
 
 
 def _limit(seconds: float, memory: int) -> None:

@@ -3,46 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from forerun.core import TAILS, Branching, Canvas, Conditional, Tail
-from forerun.families import Family
-from forerun.rows import Plan, causal_rows, tail_rows
+from forerun.families.base import ChainScorer, Family
+from forerun.sequence.canvas import Canvas
+from forerun.sequence.question import Branch
+from forerun.sequence.rows import Plan, causal_rows, tail_rows
+
+MAX_TAIL_TOKENS = 256  # that all tails of one question may have together
+
+
+class Tail(NamedTuple):
+    """What might follow the first `depart` tokens of a chain instead of the rest of it."""
+
+    depart: int
+    tokens: Sequence[int]
+
+
+class TreeScorer(ChainScorer):
+    """A left-to-right model that scores several continuations at once, over shared keys and
+    values."""
+
+    does = "scores several continuations at once"
+    family: Causal
+
+    async def branches(
+        self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]
+    ) -> list[Tensor]:
+        """What `conditionals` answers for the chain; then, for each tail, the laws [len, V] of what
+        follows its every token."""
+        plan = self.family.branches(seq, chain, tails)
+        branches = [Branch(chain, range(len(chain) + 1))]
+        for tail in tails:
+            whole = [*chain[: tail.depart], *tail.tokens]
+            branches.append(Branch(whole, range(tail.depart + 1, len(whole) + 1)))
+        return await self.ask(seq, plan, branches)
 
 
 class Causal(Family):
     """Every `transformers` causal language model with full attention."""
 
     name = "causal"
-    answers = (Conditional, Branching)
+    handle = TreeScorer
 
     @classmethod
     def of(cls, config: Any) -> Causal:
-        """Families are asked before this one, which takes the rest."""
+        """The other families are asked first; this one takes the rest."""
         return cls()
 
     def slots(self, context: int) -> int:
         """Tails live behind the text, however long that is."""
-        return context + TAILS
+        return context + MAX_TAIL_TOKENS
 
-    def conditionals(self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
+    def conditionals(
+        self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False
+    ) -> Plan:
         return self.after(seq.text, chains, last_only)
 
     @classmethod
-    def after(cls, text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False) -> Plan:
-        """Rows that score chains after the text. The first chain continues the text's own slots, so what is accepted of it is
-        remembered; further chains are tails that leave it at once."""
+    def after(
+        cls, text: np.ndarray, chains: Sequence[Sequence[int]], last_only: bool = False
+    ) -> Plan:
+        """Rows that score chains after the text.
+
+        The first chain continues the text's own slots, so what is accepted of it is remembered.
+        Further chains are tails that leave it at once.
+        """
         if len(chains) == 1:  # as nearly always, many times per forward of a large batch
             stored = len(text) + len(chains[0])
-            read = np.arange(stored - 1 if last_only else len(text) - 1, stored)
-            return Plan(causal_rows(text, chains[0]), [read], stored, causal=stored)
-        plan = cls._with_tails(text, chains[0], [(0, chain) for chain in chains[1:]])
+            first_read = stored - 1 if last_only else len(text) - 1
+            rows = causal_rows(text, chains[0])
+            return Plan(rows, [np.arange(first_read, stored)], stored, causal=stored)
+        plan = cls._with_tails(text, chains[0], [Tail(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
-        reads = [first, *(np.concatenate([first[:1], own]) for own in others)]
+        reads = [first, *(np.concatenate([first[:1], read]) for read in others)]
         if last_only:
-            reads = [own[-1:] for own in reads]
+            reads = [read[-1:] for read in reads]
         return Plan(plan.rows, reads, plan.stored, causal=plan.causal)
 
     def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
@@ -50,11 +89,16 @@ class Causal(Family):
 
     @staticmethod
     def _with_tails(text: np.ndarray, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
-        """A chain after the text and tails that leave it: each sees the text, the chain up to there, and itself."""
-        n, stored = len(text), len(text) + len(chain)
-        parts, start, reads = [causal_rows(text, chain)], stored, [np.arange(n - 1, stored)]
-        for depart, tokens in tails:
-            parts.append(tail_rows(np.asarray(tokens, np.int32), n + depart, start))
+        """A chain after the text and tails that leave it: each sees the text, the chain up to
+        there, and itself."""
+        stored = len(text) + len(chain)
+        parts = [causal_rows(text, chain)]
+        reads = [np.arange(len(text) - 1, stored)]
+        start = stored
+        for tail in tails:
+            tokens = np.asarray(tail.tokens, np.int32)
+            parts.append(tail_rows(tokens, len(text) + tail.depart, start))
             reads.append(np.arange(start, start + len(tokens)))
             start += len(tokens)
-        return Plan(np.concatenate(parts, 1) if tails else parts[0], reads, stored, causal=stored)
+        rows = np.concatenate(parts, 1) if tails else parts[0]
+        return Plan(rows, reads, stored, causal=stored)

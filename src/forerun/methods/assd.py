@@ -1,31 +1,34 @@
-"""Any-subset speculative decoding (Guo & Ermon, Algorithms 1 and 2): a model drafts blanks in parallel and judges its own draft."""
+"""Any-subset speculative decoding (Guo & Ermon, Algorithms 1 and 2): a model drafts blanks in
+parallel and judges its own draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, cat
 
-from forerun.accept import each, rejection
-from forerun.accept_lossy import tolerant
-from forerun.core import AnySubset, Canvas, Drafter
+from forerun.drafters.base import Drafter
 from forerun.errors import unknown
-from forerun.methods.speculative import Speculative, speculative
-from forerun.parameters import check_between
+from forerun.families.any_subset import SubsetScorer
+from forerun.methods.speculative import SpeculativeOptions, speculative
+from forerun.options import check_between
+from forerun.probability.acceptance import VerdictRule, rejection, sample_each
+from forerun.probability.lossy import tolerant
 from forerun.registry import method
+from forerun.sequence.canvas import Canvas
 
 AHEAD = ("none", "bonus", "whole", "every")
 
 
 @dataclass(frozen=True)
-class Assd(Speculative):
+class AssdOptions(SpeculativeOptions):
     ahead: str = field(
         default="whole",
         metadata={
-            "help": "what a verdict asks besides: none (Algorithm 1 as printed), bonus (the token after the draft), whole (also "
-            "the next draft, should this one be accepted whole), every (also the next draft, wherever this one is rejected)"
+            "help": "what a verdict asks besides: none (Algorithm 1 as printed), bonus (the token "
+            "after the draft), whole (also the next draft, should this one be accepted whole), "
+            "every (also the next draft, wherever this one is rejected)"
         },
     )
 
@@ -34,9 +37,14 @@ class Assd(Speculative):
         if self.ahead not in AHEAD:
             raise unknown("ahead", self.ahead, AHEAD)
 
+    @property
+    def bonus(self) -> bool:
+        """Does a verdict also give the token after the draft?"""
+        return self.ahead != "none"
+
 
 @dataclass(frozen=True)
-class Tolerant(Assd):
+class TolerantOptions(AssdOptions):
     tolerance: float = field(default=0.01, metadata={"help": "added to every acceptance ratio"})
 
     def __post_init__(self) -> None:
@@ -44,61 +52,85 @@ class Tolerant(Assd):
         check_between("tolerance", self.tolerance)
 
 
-@method("assd", guarantee="exact", reference="sequential", options=Assd)
-async def assd(seq: Canvas, target: AnySubset, k: int, ahead: str, drafter: Drafter | None = None) -> None:
-    """Draft the next k blanks at once with the model itself (or n-grams), judge them in one forward, keep what holds."""
+@method("assd", guarantee="exact", reference="sequential")
+async def assd(
+    seq: Canvas, target: SubsetScorer, options: AssdOptions, drafter: Drafter | None = None
+) -> None:
+    """Draft the next k blanks at once with the model itself (or n-grams), judge them in one
+    forward, keep what holds."""
     if drafter is not None:  # Algorithm 2: any other drafter, judged whole
-        return await speculative.run(seq, target, drafter, k)
-    await self_drafted(seq, target, k, ahead, rejection)
+        await speculative.run(seq, target, options, drafter)
+    else:
+        await self_drafted(seq, target, options, rejection)
 
 
 @method(
     "assd-tolerant",
     guarantee="approximate",
     reference="sequential",
-    options=Tolerant,
     reason="drafts are accepted with a ratio that is too large by the tolerance",
 )
-async def tolerant_assd(seq: Canvas, target: AnySubset, k: int, ahead: str, tolerance: float) -> None:
-    """Any-subset speculative decoding that forgives: a little faster, and no longer the model's own law."""
-    await self_drafted(seq, target, k, ahead, tolerant(tolerance))
+async def tolerant_assd(seq: Canvas, target: SubsetScorer, options: TolerantOptions) -> None:
+    """Any-subset speculative decoding with a tolerance: a little faster, and no longer the model's
+    own law."""
+    await self_drafted(seq, target, options, tolerant(options.tolerance))
 
 
-async def self_drafted(seq: Canvas, target: AnySubset, k: int, ahead: str, rule: Callable[..., tuple[Tensor, ...]]) -> None:
-    """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass is spent on drafting."""
+async def self_drafted(
+    seq: Canvas, target: SubsetScorer, options: AssdOptions, rule: VerdictRule
+) -> None:
+    """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
+    is spent on drafting."""
     q: Tensor | None = None
     while not seq.done:
-        certain = q is None
+        first_is_certain = q is None
         if q is None:
-            q = await target.marginals(seq, seq.next(k))  # lines 5-8
-        x = (await seq.draw(each, seq.next(len(q)), q))[: len(q)]
-        if certain:  # Lemma 1: the first token was drawn from its own conditional
+            q = await target.marginals(seq, seq.next(options.k))  # lines 5-8
+        drawn = await seq.draw(sample_each, seq.next(len(q)), q)
+        x = drawn.tokens[: len(q)]
+        if first_is_certain:  # Lemma 1: the first token was drawn from its own conditional
             seq.fill(seq.next(1), x[:1], "first")
-            q, x = q[1:], x[1:]
-        x = upto_end(seq, x)[: seq.remaining - (ahead != "none")]
-        if seq.done or (not x and ahead == "none"):  # line 9, and k = 1
+            q = q[1:]
+            x = x[1:]
+        x = seq.up_to_end(x)[: seq.remaining - options.bonus]
+        if seq.done or (not x and not options.bonus):  # line 9, and k = 1
             q = None
             continue
-        p, *laws = await target.outlook(seq, x, k, {"every": range(len(x) + 1), "whole": [len(x)]}.get(ahead, []))  # lines 13-15
-        q = await judge(seq, x, q[: len(x)], p, rule, ahead, laws)
-    assert seq.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
+        prefixes = drafted_prefixes(len(x), options.ahead)
+        p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)  # lines 13-15
+        n = await judge(seq, x, q[: len(x)], p, rule, options.bonus)
+        q = next_laws(n, len(x), laws, options.ahead)
+    assert seq.trace.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
+
+
+def drafted_prefixes(length: int, ahead: str) -> list[int]:
+    """After which prefixes of a chain the next draft is asked for."""
+    if ahead == "every":
+        return list(range(length + 1))
+    return [length] if ahead == "whole" else []
 
 
 async def judge(
-    seq: Canvas, x: list[int], q: Tensor | None, p: Tensor, rule: Any, ahead: str, laws: Sequence[Tensor]
-) -> Tensor | None:
-    """Lines 16-25: commit what the rule keeps of the draft and the token after it; return the laws of the next draft, if known."""
+    seq: Canvas, x: list[int], q: Tensor | None, p: Tensor, rule: VerdictRule, bonus: bool = True
+) -> int:
+    """Lines 16-25: commit what the rule keeps of the draft, and the token after it. How many
+    drafted tokens were kept."""
     positions = seq.next(len(x))
-    if ahead == "none":
-        p = cat([p[: len(x)], p[-1:]])  # no row for a bonus token: what is drawn there is thrown away
-    n, token = await seq.draw(rule, x, q, p)
+    if not bonus:
+        p = cat([p[: len(x)], p[-1:]])  # no row for a bonus token: the token drawn there is unused
+    verdict = await seq.draw(rule, x, q, p)
+    n = verdict.accepted
     seq.fill(positions[:n], x[:n], "accepted", drafted=x)
-    if not seq.done and (n < len(x) or ahead != "none"):
-        seq.fill(seq.next(1), [token], "resampled" if n < len(x) else "bonus")
-    known = {"every": n, "whole": 0 if n == len(x) else None}.get(ahead)
-    return laws[known] if known is not None and len(laws[known]) else None
+    if not seq.done and (n < len(x) or bonus):
+        seq.fill(seq.next(1), [verdict.token], "resampled" if n < len(x) else "bonus")
+    return n
 
 
-def upto_end(seq: Canvas, x: list[int]) -> list[int]:
-    """A draft up to the token that ends the text: what follows it is wasted."""
-    return next((x[: i + 1] for i, token in enumerate(x) if seq.ends(token)), x)
+def next_laws(n: int, drafted: int, laws: Sequence[Tensor], ahead: str) -> Tensor | None:
+    """The laws of the next draft after n accepted tokens, if the verdict gave them."""
+    index = None
+    if ahead == "every":
+        index = n
+    elif ahead == "whole" and n == drafted:
+        index = 0
+    return laws[index] if index is not None and len(laws[index]) else None

@@ -1,26 +1,29 @@
-"""Speculative diffusion decoding (Christopher et al., 2024, Algorithm 1): the one speculative loop, a drafter that fills blanks."""
+"""Speculative diffusion decoding (Christopher et al., 2024, Algorithm 1): the one speculative loop,
+with a drafter that fills blanks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.methods.speculative import Speculative, speculative
+from forerun.methods.speculative import SpeculativeOptions, speculative
 from forerun.registry import method
 
 
 @dataclass(frozen=True)
-class Specdiff(Speculative):
+class SpecdiffOptions(SpeculativeOptions):
     k: int = field(default=8, metadata={"help": "tokens drafted per verdict (the paper's gamma)"})
 
 
-specdiff = method("specdiff", guarantee="exact", reference="ar", options=Specdiff, drafter="diffusion")(speculative.run)
+specdiff = method(
+    "specdiff", guarantee="exact", reference="ar", options=SpecdiffOptions, drafter="diffusion"
+)(speculative.run)
 
 
 confidence_specdiff = method(
     "specdiff-confidence",
     guarantee="approximate",
     reference="ar",
-    options=Specdiff,
+    options=SpecdiffOptions,
     drafter="diffusion-confidence",
     reason="above temperature 0 the law of a drafted token knows tokens to its right",
 )(speculative.run)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.accept import rejection
-from forerun.core import Canvas, Conditional, Drafter
-from forerun.parameters import check_whole
+from forerun.drafters.base import Drafter
+from forerun.families.base import ChainScorer
+from forerun.options import check_whole
+from forerun.probability.acceptance import rejection
 from forerun.registry import method
+from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
-class Speculative:
+class SpeculativeOptions:
     k: int = field(default=5, metadata={"help": "tokens drafted per verdict"})
 
     def __post_init__(self) -> None:
@@ -19,20 +21,28 @@ class Speculative:
 
 
 @dataclass(frozen=True)
-class Lookup(Speculative):
+class LookupOptions(SpeculativeOptions):
     k: int = field(default=10, metadata={"help": "tokens copied per verdict"})
 
 
-@method("speculative", guarantee="exact", reference="ar", options=Speculative)
-async def speculative(seq: Canvas, target: Conditional, drafter: Drafter, k: int) -> None:
-    """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token more."""
+@method("speculative", guarantee="exact", reference="ar")
+async def speculative(
+    seq: Canvas, target: ChainScorer, options: SpeculativeOptions, drafter: Drafter
+) -> None:
+    """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
+    more."""
     while not seq.done:
-        draft = await drafter.propose(seq, min(k, seq.remaining - 1))  # x_i ~ q(. | x_<i)
+        k = min(options.k, seq.remaining - 1)
+        draft = await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
         [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
-        n, token = await seq.draw(rejection, draft.tokens, draft.q, p_LV)
+        verdict = await seq.draw(rejection, draft.tokens, draft.q, p_LV)
+        n = verdict.accepted
         seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
         if not seq.done:
-            seq.fill(seq.next(1), [token], "resampled" if n < len(draft) else "bonus")
+            reason = "resampled" if n < len(draft) else "bonus"
+            seq.fill(seq.next(1), [verdict.token], reason)
 
 
-lookup = method("lookup", guarantee="exact", reference="ar", options=Lookup, drafter="lookup")(speculative.run)
+lookup = method(
+    "lookup", guarantee="exact", reference="ar", options=LookupOptions, drafter="lookup"
+)(speculative.run)

@@ -1,13 +1,15 @@
-"""The joint loss of any-subset models (Guo & Ermon, equation 7): every blank given the prompt and the blanks before it.
+"""The joint loss of any-subset models (Guo & Ermon, equation 7): every blank given the prompt and
+the blanks before it.
 
-B sequences, L tokens, R = 2L rows: L content rows in decoding order, prompt first, then L query rows (mask tokens), one per
-content row. Row i's position is where its token stands in the text; the mask is the family's, as rows say it at decoding time.
+B sequences, L tokens, R = 2L rows: L content rows in decoding order, prompt first, then L query
+rows (mask tokens), one per content row. A row's position is where its token stands in the text. The
+attention mask is the one that the family's rows have at decoding time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,21 +17,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import BadOption
-from forerun.train.base import Objective
+from forerun.train.base import FamilySettings, TextObjective
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class AnySubset(Objective):
+class AnySubsetObjective(TextObjective):
     """Which tokens are given, and how the blanks are ordered and asked for."""
 
     mask_token: int = 1
-    masked: tuple[float, float] = (0.01, 0.99)  # share of a sequence that is blank: uniform between the two
+    # share of a sequence that is blank: uniform between the two
+    masked: tuple[float, float] = (0.01, 0.99)
     masked_start: float | None = None  # with a warm-up: the share that training begins at
-    masked_warmup: int = 0  # steps over which both ends of the range move from there to where they belong
-    spans: float = 0.5  # share of sequences whose blanks are one to three runs; in the others they are scattered
-    ahead: float = 0.0  # share of queries asked before their turn, as a draft asks: the blanks just before are not known to them
+    # steps over which both ends of the range move from there to `masked`
+    masked_warmup: int = 0
+    # share of sequences whose blanks are one to three runs; in the others they are scattered
+    spans: float = 0.5
+    # share of queries asked before their turn, as a draft asks: they do not know the blanks just
+    # before them
+    ahead: float = 0.0
     ahead_most: int = 8  # how many blanks such a query skips at most
-    any_permutation: bool = False  # the N! ablation: blanks in random order instead of left to right
+    # the N! ablation: blanks in random order instead of left to right
+    any_permutation: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "masked", tuple(self.masked))
@@ -40,17 +51,22 @@ class AnySubset(Objective):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadOption(f"{name}={getattr(self, name)!r} must lie between 0 and 1.")
         if self.masked_warmup and self.masked_start is None:
-            raise BadOption(f"masked_warmup={self.masked_warmup} needs masked_start, the share to begin at.")
+            raise BadOption(
+                f"masked_warmup={self.masked_warmup} needs masked_start, the share to begin at."
+            )
 
     @property
-    def marks(self) -> dict[str, Any]:
+    def family_settings(self) -> FamilySettings:
         return {"family": "any-subset", "mask_token": self.mask_token}
 
     def masked_range(self, step: int) -> tuple[float, float]:
         """Both ends of the masked share at a training step."""
         if self.masked_start is None or step >= self.masked_warmup:
             return self.masked
-        low, high = (self.masked_start + (end - self.masked_start) * step / self.masked_warmup for end in self.masked)
+        low, high = (
+            self.masked_start + (end - self.masked_start) * step / self.masked_warmup
+            for end in self.masked
+        )
         return low, high
 
     def prepare(self, tokens_BL: Tensor, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
@@ -58,13 +74,16 @@ class AnySubset(Objective):
         known_B = prompt_lengths(rng, size, length, *self.masked_range(step))
         order_BL = np.stack([self._order(rng, int(known), length) for known in known_B])
         rank_L = np.arange(length)
-        skipped_BL = rng.integers(1, self.ahead_most + 1, (size, length)) * (rng.random((size, length)) < self.ahead)
+        skipped_BL = rng.integers(1, self.ahead_most + 1, (size, length))
+        skipped_BL *= rng.random((size, length)) < self.ahead
         horizon_BL = np.maximum(rank_L - skipped_BL, known_B[:, None])
         blanks_B = np.full(size, (length - known_B).mean(), np.float32)
-        return (tokens_BL, *(torch.from_numpy(a) for a in (order_BL, known_B, horizon_BL, blanks_B)))
+        drawn = (order_BL, known_B, horizon_BL, blanks_B)
+        return (tokens_BL, *(torch.from_numpy(array) for array in drawn))
 
     def _order(self, rng: np.random.Generator, known: int, length: int) -> np.ndarray:
-        """Positions in the order in which they are decided: the prompt, then the blanks from left to right (equation 4)."""
+        """Positions in the order in which they are decided: the prompt, then the blanks from left
+        to right (equation 4)."""
         if rng.random() < self.spans:
             blank = runs(rng, length - known, length)
         else:
@@ -75,7 +94,7 @@ class AnySubset(Objective):
             rng.shuffle(order[known:])
         return order
 
-    def loss(self, network: Any, *batch: Tensor) -> Tensor:
+    def loss(self, network: PreTrainedModel, *batch: Tensor) -> Tensor:
         tokens_BL, order_BL, known_B, horizon_BL, blanks_B = batch
         length = tokens_BL.shape[1]
         content_BL = tokens_BL.gather(1, order_BL)
@@ -86,39 +105,46 @@ class AnySubset(Objective):
             logits_to_keep=length,
             use_cache=False,
         ).logits
-        loss_BL = F.cross_entropy(logits_BLV.flatten(0, 1).float(), content_BL.flatten(), reduction="none").view_as(content_BL)
+        loss_BL = F.cross_entropy(
+            logits_BLV.flatten(0, 1).float(), content_BL.flatten(), reduction="none"
+        ).view_as(content_BL)
         blank_BL = torch.arange(length, device=tokens_BL.device) >= known_B[:, None]
         return (loss_BL * blank_BL).sum() / blanks_B.sum()
 
-    def held_out(self) -> AnySubset:
+    def held_out(self) -> AnySubsetObjective:
         return replace(self, ahead=0.0)
 
 
-def prompt_lengths(rng: np.random.Generator, size: int, length: int, low: float, high: float) -> np.ndarray:
-    """How many tokens of each sequence are given: one draw from each of `size` equal parts of the range, so that every batch
-    covers it evenly (appendix E.1). At least one token is left to predict."""
+def prompt_lengths(
+    rng: np.random.Generator, size: int, length: int, low: float, high: float
+) -> np.ndarray:
+    """How many tokens of each sequence are given. One draw from each of `size` equal parts of the
+    range lets every batch cover it evenly (appendix E.1). At least one token is left to predict."""
     shares = low + (high - low) * rng.permutation((np.arange(size) + rng.random(size)) / size)
     return np.clip(length - np.round(shares * length).astype(np.int64), 0, length - 1)
 
 
 def runs(rng: np.random.Generator, blanks: int, length: int) -> np.ndarray:
-    """Blanks in one to three runs at random places, some of which may touch the ends or each other."""
+    """Blanks in one to three runs at random places. Runs may touch the ends or each other."""
     count = int(rng.integers(1, 4))
     cuts = np.sort(rng.integers(0, blanks + 1, count - 1))
     sizes = np.diff([0, *cuts, blanks])
     gaps = np.diff([0, *np.sort(rng.integers(0, length - blanks + 1, count))])
     blank = np.zeros(length, bool)
-    at = 0
+    start = 0
     for gap, run in zip(gaps, sizes, strict=True):
-        at += gap
-        blank[at : at + run] = True
-        at += run
+        start += gap
+        blank[start : start + run] = True
+        start += run
     return blank
 
 
 def two_streams(known_B: Tensor, horizon_BL: Tensor) -> Tensor:
-    """[B, 2L, 2L]: content rows see the whole prompt and all before them, themselves included; a query sees the content rows
-    below its horizon and itself, and nobody sees a query."""
+    """[B, 2L, 2L]: which rows see which.
+
+    Content rows see the whole prompt, all rows before them, and themselves. A query sees the
+    content rows below its horizon, and itself. No other row sees a query.
+    """
     size, length = horizon_BL.shape
     index_L = torch.arange(length, device=horizon_BL.device)
     content_BL = torch.maximum(index_L + 1, known_B[:, None])

@@ -1,50 +1,84 @@
-"""What an objective is. It has two pure steps: `prepare` draws everything random for a whole batch from the generator it is given,
-so that a resumed run and several processes see the same; `loss` is a function of a network and a share of that batch."""
+"""What an objective is.
+
+It has two pure steps. `prepare` draws everything random for a whole batch from the generator it
+gets, so a resumed run and several processes see the same batch. `loss` is a function of a network
+and a share of that batch.
+
+B sequences, L tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from forerun.train.data import Corpus, TokenSource
 
-class Objective(ABC):
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHECKPOINT = "checkpoint.pt"  # what a run resumes from, in its folder
+
+BatchT = TypeVar("BatchT")
+
+
+class FamilySettings(TypedDict, total=False):
+    """What a checkpoint's config says under `forerun`, so that loading finds the family."""
+
+    family: str
+    mask_token: int
+    block: int  # the largest block size of a block model
+    shifted: bool  # does a row of a block model predict the token after its own?
+
+
+@dataclass(frozen=True)
+class Objective(ABC, Generic[BatchT]):
+    """Trains on batches of the type `BatchT`. Its fields are the options that a recipe may set."""
+
     @property
-    def marks(self) -> dict[str, Any]:
-        """What the trained network's config must say, so that loading it finds its family."""
+    def family_settings(self) -> FamilySettings:
+        """Empty for a left-to-right model: it loads without them."""
         return {}
 
-    def gather(self, corpus: Any, network: Any, context: int, seed: int, out: Path) -> Any:
-        """The text to train on, made from the corpus before training begins, where it takes what a model wrote: this network as it
-        is then, or another. Kept in files under `out`, so that a resumed run finds it."""
-        return corpus
+    @abstractmethod
+    def gather(
+        self, corpus: Corpus, network: PreTrainedModel, context: int, seed: int, out: Path
+    ) -> TokenSource[BatchT]:
+        """The text to train on, made before training begins. Text that a model writes for it is
+        kept in files under `out`, where a resumed run finds it."""
 
     @abstractmethod
-    def prepare(self, tokens_BL: Any, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
+    def prepare(self, batch: BatchT, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
         """Everything that `loss` needs, batch first."""
 
     @abstractmethod
-    def loss(self, network: Any, *batch: Tensor) -> Tensor:
-        """Nats per predicted token; the mean over equal shares of a batch is the loss of the whole."""
+    def loss(self, network: PreTrainedModel, *batch: Tensor) -> Tensor:
+        """Nats per predicted token. The mean over equal shares of a batch is the loss of the whole
+        batch."""
 
-    def held_out(self) -> Objective:
-        """The objective as it is measured on held-out text: without what serves training only."""
+    @abstractmethod
+    def held_out(self) -> TextObjective:
+        """The objective that is measured on held-out text, without what serves training only."""
+
+
+class TextObjective(Objective[Tensor]):
+    """Trains on windows of text: [B, L] tokens."""
+
+    def gather(
+        self, corpus: Corpus, network: PreTrainedModel, context: int, seed: int, out: Path
+    ) -> TokenSource[Tensor]:
+        return corpus
+
+    def held_out(self) -> TextObjective:
         return self
 
 
-def network_of(name: str) -> Any:
-    """A checkpoint's network in float32: a directory, a hub id, 'smollm' or zoo:NAME, each also with '+FOLDER' of adapters."""
-    import torch
-
-    from forerun import zoo
-    from forerun.checkpoints import causal
-
-    base, adapters = causal.split_adapters(name)
-    if base.startswith("zoo:"):
-        network = zoo.load(base.removeprefix("zoo:"), torch.float32, "cpu")[0]
-    else:
-        network = causal.load_weights(causal.find(base), torch.device("cpu"), torch.float32)
-    return causal.with_adapters(network, adapters) if adapters else network
+def without_token(logits: Tensor, token: int) -> Tensor:
+    """Logits [..., V] in float32 that never predict this token."""
+    return logits.float().index_fill(-1, torch.tensor([token], device=logits.device), -1e9)

@@ -9,7 +9,10 @@ from typing import Any
 import yaml
 
 from forerun.errors import BadOption, unknown
-from forerun.parameters import check_whole
+from forerun.options import check_whole
+from forerun.train.objectives import make_objective
+
+DECAYS = ("cosine", "linear")
 
 
 @dataclass(frozen=True)
@@ -18,38 +21,41 @@ class Recipe:
 
     objective: str
     options: dict[str, Any] = field(default_factory=dict)  # of the objective
-    start: str | None = None  # a checkpoint to begin from: a directory, a hub id or zoo:NAME; without one, fresh weights
-    model: dict[str, Any] = field(default_factory=dict)  # model_type and its config, for transformers
+    # a checkpoint to begin from: a directory, a hub id or zoo:NAME; without one, fresh weights
+    start: str | None = None
+    model: dict[str, Any] = field(default_factory=dict)  # model_type and config, for transformers
     context: int = 256  # tokens per training sequence
     batch: int = 256  # sequences per step, over all processes
     steps: int = 1000
     learning_rate: float = 3e-3
     warmup: int = 200  # steps of linear rise
-    decay: str = "cosine"  # how the rate falls afterwards: as a cosine to a tenth, or "linear" to nothing
+    decay: str = "cosine"  # of the rate afterwards: "cosine" to a tenth, or "linear" to nothing
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
     accumulate: int = 1  # forwards per step, each on its share of the batch
-    lora: int = 0  # train adapters of this rank instead of all weights; they are merged into them at the end
+    lora: int = 0  # above 0: train adapters of this rank, which are merged at the end
     seed: int = 0
     validate_every: int = 500
     save_every: int = 2000
-    decode: int = 0  # held-out sequences that every validation also decodes, 5 % of their tokens given; models that infill only
-    judge: str | None = None  # a left-to-right model with the same tokens that says how likely it finds them
+    # held-out sequences that every validation also fills, 5 % of their tokens given; the model must
+    # infill
+    decode: int = 0
+    # a left-to-right model with the same tokens that measures how likely the filled ones are
+    judge: str | None = None
 
     def __post_init__(self) -> None:
-        from forerun.train.objectives import make
-
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("options", "model"):
             if not isinstance(getattr(self, name), dict):
                 raise BadOption(f"{name}={getattr(self, name)!r} must be a mapping.")
         for name in ("learning_rate", "weight_decay", "clip"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
-                raise BadOption(f"{name}={getattr(self, name)!r} must be a number.")
-        make(self.objective, self.options)
-        if self.decay not in ("cosine", "linear"):
-            raise unknown("decay", self.decay, ("cosine", "linear"))
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise BadOption(f"{name}={value!r} must be a number.")
+        make_objective(self.objective, self.options)  # refuses unknown names and bad options
+        if self.decay not in DECAYS:
+            raise unknown("decay", self.decay, DECAYS)
         for name in ("context", "batch", "steps", "accumulate", "validate_every", "save_every"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -63,16 +69,20 @@ class Recipe:
 
 
 def read(file: str | Path) -> Recipe:
+    """A recipe from its YAML file."""
     path = Path(file)
     if not path.is_file():
         raise BadOption(f"recipe {str(file)!r} is not a file.")
     try:
         given = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise BadOption(f"recipe {str(file)!r} is not YAML: {str(error).splitlines()[0]}") from error
+        raise BadOption(
+            f"recipe {str(file)!r} is not YAML: {str(error).splitlines()[0]}"
+        ) from error
     if not isinstance(given, dict) or "objective" not in given:
         raise BadOption(f"recipe {str(file)!r} must be a YAML mapping with at least an objective.")
+    known = [field.name for field in fields(Recipe)]
     for key in given:
-        if key not in {f.name for f in fields(Recipe)}:
-            raise unknown("recipe key", key, [f.name for f in fields(Recipe)])
+        if key not in known:
+            raise unknown("recipe key", key, known)
     return Recipe(**given)

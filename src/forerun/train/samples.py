@@ -1,108 +1,164 @@
-"""Text that a left-to-right model writes after prefixes of a corpus: what a drafter must foresee is not what people write."""
+"""Text that a left-to-right model writes after prefixes of a corpus. A drafter must foresee what
+its target writes, not what people write.
+
+B sequences, P tokens given.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.errors import BadCheckpoint
-from forerun.noise import mix
+from forerun.probability.noise import mix
 from forerun.train.data import Corpus
+from forerun.train.networks import move
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
 
 CHUNK = 2048  # sequences written at once, and what an interruption loses at most
 
 
+@dataclass(frozen=True)
+class SamplePlan:
+    """How much a model writes: `count` sequences of `length` tokens, in equal parts at each
+    temperature."""
+
+    count: int
+    length: int
+    temperatures: tuple[float, ...]
+    seed: int
+
+
 def write_samples(
-    network: Any, corpus: Corpus, count: int, length: int, temperatures: Sequence[float], seed: int, folder: Path
-) -> Path:
-    """`count` sequences of `length` tokens, an eighth to a half of each given; chunk by chunk, so that it can be interrupted."""
+    network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, folder: Path
+) -> np.ndarray:
+    """The sequences, [count, length], an eighth to a half of each given. They are kept in files,
+    chunk by chunk, so that an interrupted run goes on where it stopped."""
     folder.mkdir(parents=True, exist_ok=True)
-    made_by = dict(count=count, length=length, temperatures=list(temperatures), seed=seed, teacher=fingerprint(network))
+    made_by = dict(
+        count=plan.count,
+        length=plan.length,
+        temperatures=list(plan.temperatures),
+        seed=plan.seed,
+        teacher=fingerprint(network),
+    )
     check_folder(folder, made_by)
     whole = folder / "samples.npz"
-    if whole.exists():
-        return whole
-    parts = []
-    for number in range(-(-count // CHUNK)):
-        file = folder / f"chunk{number}.npy"
-        if not file.exists():
-            rows = min(CHUNK, count - number * CHUNK)
-            part = file.with_suffix(".tmp.npy")
-            np.save(part, _chunk(network, corpus, rows, length, temperatures, mix(seed, number)))
-            part.replace(file)
-        parts.append(np.load(file))
-    np.savez(whole.with_suffix(".tmp.npz"), tokens=np.concatenate(parts))
-    whole.with_suffix(".tmp.npz").replace(whole)
-    return whole
+    if not whole.exists():
+        chunks = [
+            _stored_chunk(network, corpus, plan, number, folder / f"chunk{number}.npy")
+            for number in range(-(-plan.count // CHUNK))
+        ]
+        unfinished = whole.with_suffix(".tmp.npz")
+        np.savez(unfinished, tokens=np.concatenate(chunks))
+        unfinished.replace(whole)
+    return np.load(whole)["tokens"]
 
 
-def _chunk(network: Any, corpus: Corpus, rows: int, length: int, temperatures: Sequence[float], seed: int) -> np.ndarray:
+def _stored_chunk(
+    network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, number: int, file: Path
+) -> np.ndarray:
+    """One chunk of sequences, written where its file is missing."""
+    if not file.exists():
+        unfinished = file.with_suffix(".tmp.npy")
+        np.save(unfinished, _chunk(network, corpus, plan, number))
+        unfinished.replace(file)
+    return np.load(file)
+
+
+def _chunk(network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, number: int) -> np.ndarray:
     """Sequences with equally long prompts, as many at each temperature."""
-    given = int(np.random.default_rng(seed).integers(max(1, length // 8), max(2, length // 2)))
-    prompts_BP = corpus.batch(0, rows, given, seed)
+    size = min(CHUNK, plan.count - number * CHUNK)
+    seed = mix(plan.seed, number)
+    shortest = max(1, plan.length // 8)
+    given = int(np.random.default_rng(seed).integers(shortest, max(2, plan.length // 2)))
+    prompts_BP = corpus.batch(0, size, given, seed)
     torch.manual_seed(seed % 2**31)
     written = []
-    for part_BP, temperature in zip(prompts_BP.tensor_split(len(temperatures)), temperatures):
-        how = dict(do_sample=True, temperature=float(temperature), top_k=0, top_p=1.0) if temperature else {}
-        written += [_continue(network, part_BP, length, **how).cpu()] if len(part_BP) else []
+    parts = prompts_BP.tensor_split(len(plan.temperatures))
+    for part_BP, temperature in zip(parts, plan.temperatures, strict=True):
+        if len(part_BP):
+            written.append(continue_texts(network, part_BP, plan.length, temperature).cpu())
     return torch.cat(written).numpy().astype(np.int32)
 
 
-def continue_greedily(network: Any, prompts_BP: Tensor, length: int) -> Tensor:
-    """Prompts continued to `length` tokens, the likeliest one after the other."""
-    return _continue(network, prompts_BP, length)
+class TextWriter(Protocol):
+    """What transformers adds to every causal network."""
+
+    def generate(
+        self, inputs: Tensor, *, attention_mask: Tensor, generation_config: GenerationConfig
+    ) -> Tensor: ...
 
 
 @torch.no_grad()
-def _continue(network: Any, prompts_BP: Tensor, length: int, **how: Any) -> Tensor:
+def continue_texts(
+    network: PreTrainedModel, prompts_BP: Tensor, length: int, temperature: float
+) -> Tensor:
+    """Prompts continued to `length` tokens; temperature 0 is greedy."""
     from transformers import GenerationConfig
 
-    # Nothing of the checkpoint's own settings: a repetition penalty would make it another law. And no end token ends the text: it
-    # goes on behind one, as it does in the corpus.
+    # Only these settings, none of the checkpoint's own: a repetition penalty would change the law.
+    # An end token does not end the text: as in the corpus, more text follows it.
     settings = GenerationConfig(
         max_new_tokens=length - prompts_BP.shape[1],
         eos_token_id=network.config.vocab_size,
         pad_token_id=0,
-        **{"do_sample": False, **how},
+        do_sample=temperature > 0,
     )
+    if temperature > 0:
+        settings.update(temperature=float(temperature), top_k=0, top_p=1.0)
     prompts_BP = prompts_BP.to(device())
-    return network.to(device()).generate(prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=settings)
+    move(network, device())
+    return cast("TextWriter", network).generate(
+        prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=settings
+    )
 
 
 def device() -> torch.device:
-    """Where this process computes: of several, each has a GPU of its own."""
-    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
+    """Where this process computes. Each of several processes has its own GPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
 
 
-def fingerprint(network: Any) -> str:
-    """Tells one network from another by a few weights of all its parts; adapters in training begin as nothing and do not count."""
-    rows, columns = network.get_input_embeddings().weight.shape
-    weights = [weight.detach() for name, weight in network.named_parameters() if ".lora_" not in name]
-    return f"{rows}x{columns}:{sum(float(w.flatten()[::97].double().abs().sum()) for w in weights):.6e}"
+def fingerprint(network: PreTrainedModel) -> str:
+    """Tells networks apart by a few weights of every part. Adapters in training do not count: they
+    begin as nothing."""
+    rows, columns = network.get_input_embeddings().get_parameter("weight").shape
+    total = 0.0
+    for name, weight in network.named_parameters():
+        if ".lora_" not in name:
+            total += float(weight.detach().flatten()[::97].double().abs().sum())
+    return f"{rows}x{columns}:{total:.6e}"
 
 
 def digest(tokens: Tensor) -> str:
     return hashlib.sha256(tokens.cpu().numpy().astype(np.int64).tobytes()).hexdigest()[:16]
 
 
-def check_folder(folder: Path, made_by: dict[str, Any]) -> None:
-    """Refuse a folder whose files were made otherwise; say in a new one how they are made."""
+def check_folder(folder: Path, made_by: Mapping[str, object]) -> None:
+    """Refuse a folder whose files were made otherwise. In a new one, write down how they are
+    made."""
     file = folder / "made_by.json"
     if not file.exists():
-        part = folder / f"made_by.{os.getpid()}.tmp"
-        part.write_text(json.dumps(made_by))
-        part.replace(file)
+        unfinished = folder / f"made_by.{os.getpid()}.tmp"
+        unfinished.write_text(json.dumps(made_by))
+        unfinished.replace(file)
     before = json.loads(file.read_text())
     changed = [key for key, value in made_by.items() if before.get(key) != value]
     if changed:
         raise BadCheckpoint(
-            f"{folder} was made otherwise (it differs in {', '.join(changed)}): choose another folder, or remove it."
+            f"{folder} was made otherwise (it differs in {', '.join(changed)}): choose another "
+            "folder, or remove it."
         )

@@ -1,15 +1,21 @@
-"""The zoo: small models that are really trained, shipped inside the package, on one tokenizer and one corpus.
+"""The zoo: small trained models, shipped inside the package. They share one tokenizer and one
+corpus.
 
-`recipes/` says how each was made, `weights/` holds it, `cards/` says what it is and is not good for, `curves/` how it learnt.
+`weights/` holds each model, `recipes/` says how it was made, `curves/` how it learnt, and `cards/`
+what it is good for and what it is not. `forerun.train.zoo` makes them again.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from forerun.errors import BadCheckpoint, unknown
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 HOME = Path(__file__).parent
 TOKENIZER = HOME / "tokenizer.json"
@@ -26,38 +32,45 @@ def shipped() -> list[str]:
 
 
 def recipe(name: str) -> Path:
+    """The recipe of a model, or of its first stage."""
     if name not in names():
         raise unknown("zoo model", name, names())
     return HOME / "recipes" / f"{name}.yaml"
 
 
 def stages(name: str) -> list[Path]:
-    """The recipes that make a model, one after the other: NAME.yaml, then NAME.2.yaml and so on where there are more."""
+    """The recipes that make a model, in order: NAME.yaml, then NAME.2.yaml and so on if there are
+    more."""
     return [recipe(name), *sorted((HOME / "recipes").glob(f"{name}.*.yaml"))]
 
 
 def family(name: str) -> str:
-    """The family of a shipped model, from the head of its file."""
+    """The family of a shipped model, from the metadata of its file."""
     from safetensors import safe_open
 
     with safe_open(HOME / "weights" / f"{name}.safetensors", "np") as stored:
-        marks = json.loads(stored.metadata()["config"]).get("forerun") or {}
-    return marks.get("family", "causal")
+        family_settings = json.loads(stored.metadata()["config"]).get("forerun") or {}
+    return family_settings.get("family", "causal")
 
 
-def tokenizer() -> Any:
+def tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE, 4,096 tokens, trained on Python code."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(TOKENIZER), eos_token="<|end|>", mask_token="<|mask|>", clean_up_tokenization_spaces=False
+        tokenizer_file=str(TOKENIZER),
+        eos_token="<|end|>",
+        mask_token="<|mask|>",
+        clean_up_tokenization_spaces=False,
     )
 
 
-def load(name: str, dtype: Any, device: Any) -> tuple[Any, Any]:
+def load(
+    name: str, dtype: torch.dtype, device: torch.device | str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """(network, tokenizer) of `zoo:NAME`."""
-    from forerun.zoo.storage import read
+    from forerun.zoo.storage import read_weights
 
     if name not in shipped():
         raise unknown("zoo model", name, shipped(), BadCheckpoint)
-    return read(HOME / "weights" / f"{name}.safetensors", dtype).to(device), tokenizer()
+    return read_weights(HOME / "weights" / f"{name}.safetensors", dtype, device), tokenizer()

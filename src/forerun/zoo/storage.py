@@ -1,26 +1,34 @@
-"""Weights in 8 bits: every matrix row as int8 with one float32 scale, vectors as they are, the config in the file's metadata."""
+"""Weights in 8 bits: every matrix row as int8 with one float32 scale, vectors as they are. The
+config is in the file's metadata.
+
+R rows, C columns of a matrix.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 SCALE = ".scale"
 
 
 def quantise(weight_RC: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in [-127, 127] and what to multiply them by."""
+    """Rows in [-127, 127], and the scales to multiply them by."""
     scale_R1 = weight_RC.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
     return (weight_RC / scale_R1).round().to(torch.int8), scale_R1
 
 
-def write(file: Path, network: Any) -> None:
+def write_weights(file: Path, network: PreTrainedModel) -> None:
+    """Quantise a network's matrices and write all its weights."""
     tensors: dict[str, Tensor] = {}
     tied = network.config.tie_word_embeddings
     for name, tensor in network.state_dict().items():
@@ -35,14 +43,16 @@ def write(file: Path, network: Any) -> None:
     save_file(tensors, file, metadata={"config": json.dumps(network.config.to_diff_dict())})
 
 
-def read(file: Path, dtype: torch.dtype) -> Any:
-    """The network, its weights multiplied out again."""
+def read_weights(
+    file: Path, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The network, with its weights multiplied out again."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with safe_open(file, "pt") as stored:
         config = AutoConfig.for_model(**json.loads(stored.metadata()["config"]))
-        held = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    state = {n: t.float() * held[n + SCALE] if n + SCALE in held else t for n, t in held.items() if not n.endswith(SCALE)}
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    state = dequantise(tensors)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     with torch.device("meta"):
@@ -50,6 +60,18 @@ def read(file: Path, dtype: torch.dtype) -> Any:
     network.load_state_dict(state, assign=True)
     network.tie_weights()
     network = network.to(dtype)
-    # Buffers are not in the file: make them anew, after the weights' own type, to which frequencies must not be rounded.
+    # The file has no buffers. They are made again after the cast to `dtype`, because the rotary
+    # frequencies must not be rounded.
     network.model.rotary_emb = type(network.model.rotary_emb)(config)
-    return network.eval()
+    return network.eval().to(device)
+
+
+def dequantise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows times their scales; tensors without scales as they are."""
+    state = {}
+    for name, tensor in tensors.items():
+        if name + SCALE in tensors:
+            state[name] = tensor.float() * tensors[name + SCALE]
+        elif not name.endswith(SCALE):
+            state[name] = tensor
+    return state

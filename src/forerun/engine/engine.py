@@ -1,0 +1,374 @@
+"""The engine's loop: methods wait, the engine serves the cheapest thing that is wanted, batched
+over all who want it.
+
+A request's life: `submit` queues it. `step` gives it a lane and starts its method, a coroutine for
+one sequence. Each time that coroutine awaits, it hands over a `Draw` (a rule on laws) or a
+`Question` (a plan for one model). `step` answers all requests of the cheapest kind at once and lets
+them go on, until the method returns and its lane is free again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine.backbone import Backbone
+from forerun.engine.clock import Clock
+from forerun.engine.host import Host
+from forerun.engine.pack import Batch, stack
+from forerun.engine.prefetch import Prefetch
+from forerun.engine.ticket import Running, Ticket
+from forerun.errors import ForerunError, NotAble
+from forerun.probability.acceptance import Sampler
+from forerun.probability.logits import laws_from_logits
+from forerun.probability.noise import Noise
+from forerun.probability.outcomes import Outcome, PackedOutcome, Token
+from forerun.probability.transfer import HostCopy
+from forerun.sequence.canvas import Draw
+from forerun.sequence.question import BlankLaws, Question
+
+MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
+
+
+class NoOutcome(ForerunError):
+    """A law without mass."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no token is possible here: the sampling parameters forbid all of them, or the model's "
+            "logits are not numbers."
+        )
+
+
+class Engine:
+    """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of
+    draws."""
+
+    # Do forwards begin before their tokens are known? None: where a device works on its own.
+    prefetches: bool | None = None
+
+    def __init__(self, lanes: int, sampler: MakeSampler = Noise, graphs: bool | None = None):
+        self.lanes = lanes
+        self.graphs = graphs
+        self.hosts: list[Host] = []
+        self.queue: deque[Ticket] = deque()
+        self.running: list[Running] = []
+        self.free_lanes = list(range(lanes))
+        self.clock = Clock()
+        self._prefetched: Prefetch | None = None
+        self._sampler = sampler
+
+    def add_model(
+        self, backbone: Backbone, room: int, impossible_tokens: Sequence[int] = ()
+    ) -> Host:
+        """Make room for a model: `room` slots in every lane."""
+        host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs)
+        self.hosts.append(host)
+        return host
+
+    def submit(self, ticket: Ticket) -> Ticket:
+        self.queue.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End a request now; its lane is free at once. Nothing happens if it is over already."""
+        if ticket.over:
+            return
+        ticket.seq.finish_reason = ticket.seq.finish_reason or "cancelled"
+        if ticket in self.queue:
+            self.queue.remove(ticket)
+            self._end_ticket(ticket)
+        for one in list(self.running):
+            if one.ticket is ticket:
+                self._end(one)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.running)
+
+    def run(self) -> None:
+        """Serve until nothing is left to do."""
+        while self.busy:
+            self.step()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit who is waiting for a lane, then serve the cheapest thing wanted, to all who want
+        it."""
+        began = time.perf_counter()
+        self._admit()
+        draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
+        prefetched = self._prefetched
+        if draws:
+            self._serve(draws, self._draw)
+        elif prefetched and (begun := [one for one in self.running if prefetched.matches(one)]):
+            self._serve(begun, self._finish_prefetched)
+        elif self.running:
+            self._serve(self._next_for_forward(), self._forward)
+        self.clock.total += time.perf_counter() - began
+
+    def _next_for_forward(self) -> list[Running]:
+        """All who wait for the cheapest model that anybody waits for."""
+        wanted = {host_of(one): None for one in self.running}
+        cheapest = min(wanted, key=lambda host: (host.backbone.cost, self.hosts.index(host)))
+        return [one for one in self.running if host_of(one) is cheapest]
+
+    def _serve(
+        self, served: list[Running], answer: Callable[[list[Running]], Sequence[object]]
+    ) -> None:
+        try:
+            answers = answer(served)
+        except Exception as error:
+            for one in served:
+                self._fail(one, error)
+            return
+        for one, value in zip(served, answers, strict=True):
+            if isinstance(value, Exception):
+                self._fail(one, value)
+            else:
+                self._resume(one, value)
+
+    def _admit(self) -> None:
+        while self.queue and self.free_lanes:
+            ticket = self.queue.popleft()
+            ticket.started = time.perf_counter()
+            try:
+                coroutine = ticket.start()
+            except Exception as error:
+                ticket.error = error
+                ticket.seq.finish_reason = "error"
+                self._end_ticket(ticket)
+                continue
+            one = Running(ticket, self._best_lane(ticket), coroutine)
+            self.free_lanes.remove(one.lane)
+            self.running.append(one)
+            self._resume(one, None)
+
+    def _best_lane(self, ticket: Ticket) -> int:
+        """The free lane whose slots, of all models together, hold the longest part of this text
+        already."""
+        text = ticket.seq.text
+        best = self.free_lanes[0]
+        most_held = -1
+        for lane in self.free_lanes:
+            held = sum(host.memos[lane].common_prefix(text) for host in self.hosts)
+            if held > most_held:
+                best = lane
+                most_held = held
+            if held == len(text) * len(self.hosts):  # all of it: no lane holds more
+                break
+        return best
+
+    def _resume(self, one: Running, answer: object) -> None:
+        """Let one method go on until it waits again or returns. Its errors end only itself."""
+        known = one.seq.known
+        try:
+            one.resume(answer)
+            self._check_room(one)
+        except StopIteration:
+            self._end(one)
+        except Exception as error:
+            self._fail(one, error)
+        else:
+            if one.seq.known != known:
+                one.ticket.on_change()
+
+    @staticmethod
+    def _check_room(one: Running) -> None:
+        """Refuse a plan that is longer than a lane: it would write into the next one."""
+        if isinstance(one.waits_for, Question):
+            rows = one.waits_for.plan.rows.shape[1]
+            room = host_of(one).room
+            if rows > room:
+                raise NotAble(
+                    f"a plan of {rows} rows does not fit into the {room} slots of a lane."
+                )
+
+    def _fail(self, one: Running, error: Exception) -> None:
+        one.ticket.error = error
+        one.seq.finish_reason = "error"
+        self._end(one)
+
+    def _end(self, one: Running) -> None:
+        one.coroutine.close()
+        one.waits_for = None
+        one.last_question = None
+        self.running.remove(one)
+        self.free_lanes.append(one.lane)
+        self.free_lanes.sort()
+        if not self.running:
+            self._prefetched = None
+        self._end_ticket(one.ticket)
+
+    @staticmethod
+    def _end_ticket(ticket: Ticket) -> None:
+        ticket.ended = time.perf_counter()
+        ticket.seq.logprobs.forget_answers()
+        ticket.on_change()
+
+    def _draw(self, served: list[Running]) -> Sequence[object]:
+        """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
+        began = time.perf_counter()
+        self._prefetched = None
+        draws = [draw_of(one) for one in served]
+        answers: list[object] = [None] * len(served)
+        outcomes: list[tuple[list[int], Outcome]] = []
+        for members in by_kind(draws):
+            try:
+                outcomes.append((members, self._apply([draws[i] for i in members])))
+            except Exception as error:  # a rule that fails takes with it only those who use it
+                for i in members:
+                    answers[i] = error
+        packed = [(members, PackedOutcome(outcome)) for members, outcome in outcomes]
+        copies = [HostCopy(one.tensor) for _, one in packed]
+        self.clock.rules += time.perf_counter() - began
+        if len(outcomes) == 1 and len(outcomes[0][0]) == len(served):
+            self._prefetch(served, outcomes[0][1])
+        began = time.perf_counter()
+        for (members, one), copy in zip(packed, copies):
+            for i, row in zip(members, copy.numbers(), strict=True):
+                answers[i] = one.unpack(row) or NoOutcome()
+        if self._prefetched is not None:
+            self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
+        for draw in draws:
+            draw.seq.draws += 1
+        self.clock.rules += time.perf_counter() - began
+        return answers
+
+    def _prefetch(self, served: list[Running], outcome: Outcome) -> None:
+        """Begin the forward that all will ask for when they know what they drew, if there is one.
+        Nobody may be left out, or batches would fall apart."""
+        if not isinstance(outcome, Token) or len(served) != len(self.running):
+            return
+        drawn_B = outcome.columns()["token"]
+        works_on_its_own = drawn_B.device.type == "cuda"
+        enabled = works_on_its_own if self.prefetches is None else self.prefetches
+        prefetched = Prefetch.guess(served) if enabled else None
+        if prefetched is not None:
+            batch = prefetched.batch(drawn_B)
+            prefetched.logits_RV = self._timed_forward(prefetched.host, batch)
+        self._prefetched = prefetched
+
+    def _apply(self, draws: list[Draw[Any]]) -> Outcome:
+        """One rule for all who want it."""
+        arguments = [draw.arguments for draw in draws]
+        tensors = [a for row in arguments for a in row if isinstance(a, Tensor)]
+        # A drafter that counts makes its laws on the CPU; the rule runs on the model's device.
+        devices = [tensor.device for tensor in tensors]
+        device = next((d for d in devices if d.type != "cpu"), devices[0])
+        sampler = self._sampler([(draw.seq.noise_key, draw.seq.draws) for draw in draws])
+        batched = [stack(column, device) for column in zip(*arguments)]
+        outcome = draws[0].rule(*batched, sampler)
+        if not isinstance(outcome, Outcome):
+            raise NotAble(f"a rule must return an Outcome, not {type(outcome).__name__}.")
+        self.clock.mark("rules", device)
+        return outcome
+
+    def _forward(self, served: list[Running]) -> Sequence[object]:
+        """Run one model once for all who ask it, and turn what they read into laws."""
+        host = host_of(served[0])
+        plans = [question_of(one).plan for one in served]
+        memos = [host.memos[one.lane] for one in served]
+        starts = [memo.start(plan) for memo, plan in zip(memos, plans)]
+        lanes = [one.lane for one in served]
+        batch = host.batch(list(zip(lanes, plans, starts)))
+        for memo in memos:
+            memo.forget()  # should the forward fail half-way, what the slots hold is unknown
+        self._prefetched = None
+        logits_RV = self._timed_forward(host, batch)
+        for memo, plan, start in zip(memos, plans, starts):
+            memo.ran(plan, start)
+        return self._answers(served, logits_RV)
+
+    def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
+        """Answer those whose forward has begun already."""
+        prefetched = self._prefetched
+        assert prefetched is not None
+        self._prefetched = None
+        host = prefetched.host
+        self.clock.mark("host", host.device)  # the time that the device waited, if it did
+        for one in served:
+            plan = prefetched.plans[one]
+            host.memos[one.lane].ran(plan, plan.stored - 1)
+        return self._answers(served, prefetched.logits_of(served))
+
+    def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
+        began = time.perf_counter()
+        logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
+        self.clock.mark("forward", batch.device)
+        self.clock.forward += time.perf_counter() - began
+        self.clock.forwards += 1
+        host.work.add(batch)
+        return host.remove_impossible(logits_RV)
+
+    def _answers(self, served: list[Running], logits_RV: Tensor) -> Sequence[object]:
+        """The laws of what was read, for each sequence branch by branch."""
+        began = time.perf_counter()
+        questions = [question_of(one) for one in served]
+        chains = [chain for question in questions for chain in question.chains]
+        rows = [chain.rows for chain in chains]
+        laws = iter(laws_from_logits(logits_RV, chains).split(rows))
+        logits = iter(logits_RV.split(rows))
+        answers: list[object] = []
+        for one, question in zip(served, questions):
+            one.last_question = question
+            pairs = [(next(logits), next(laws)) for _ in question.chains]
+            count_forward(question, pairs)
+            answers.append([answer_of(question, *pair) for pair in pairs])
+        self.clock.rules += time.perf_counter() - began
+        return answers
+
+
+def count_forward(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Count the forward for its sequence, and keep (logits, law) of each branch if
+    log-probabilities are wanted."""
+    seq = question.seq
+    if question.drafting:
+        seq.trace.draft_forwards += 1
+        return
+    seq.trace.forwards += 1
+    if seq.logprobs.wanted:
+        for branch, (pair, positions) in enumerate(zip(pairs, question.positions)):
+            seq.logprobs.answered(branch, positions, *pair)
+
+
+def answer_of(question: Question, logits_NV: Tensor, law_NV: Tensor) -> Tensor | BlankLaws:
+    if question.with_model_law:
+        return BlankLaws(law_NV, logits_NV.to(law_NV.dtype).softmax(-1))
+    return law_NV
+
+
+def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
+    """The draws that share a rule, by index; those with and without an argument apart."""
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for i, draw in enumerate(draws):
+        kind = (draw.rule, *(argument is None for argument in draw.arguments))
+        kinds.setdefault(kind, []).append(i)
+    return list(kinds.values())
+
+
+def drawn_token(answer: object) -> int:
+    """The token that a sequence drew; 0 stands for one that drew none."""
+    return answer.token if isinstance(answer, Token) else 0
+
+
+def draw_of(one: Running) -> Draw[Any]:
+    assert isinstance(one.waits_for, Draw)
+    return one.waits_for
+
+
+def question_of(one: Running) -> Question:
+    assert isinstance(one.waits_for, Question)
+    return one.waits_for
+
+
+def host_of(one: Running) -> Host:
+    """The model that a sequence waits for."""
+    host = question_of(one).host
+    assert isinstance(host, Host)
+    return host

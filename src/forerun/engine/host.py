@@ -1,0 +1,70 @@
+"""A model inside the engine: its backbone, its slots, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine.backbone import Backbone
+from forerun.engine.cache import Memo
+from forerun.engine.graphs import ForwardRunner
+from forerun.engine.pack import Batch
+from forerun.sequence.rows import Plan
+
+
+@dataclass
+class Work:
+    """What a model was made to do: rows run, (row, slot) pairs looked at, slots read, forwards."""
+
+    rows: int = 0
+    pairs: int = 0
+    slots: int = 0
+    forwards: int = 0
+
+    def add(self, batch: Batch) -> None:
+        self.forwards += 1
+        for segment in batch.segments:
+            self.rows += segment.rows
+            self.pairs += segment.rows * segment.end
+            self.slots += segment.end
+
+
+class Host:
+    """A backbone with its slots: one lane per sequence that is being decoded, `room` slots each.
+
+    Tokens that are never a possible outcome (a mask) have no probability, whoever asks.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        lanes: int,
+        room: int,
+        impossible_tokens: Sequence[int] = (),
+        graphs: bool | None = None,
+    ):
+        self.backbone = backbone
+        self.room = room
+        self.impossible_tokens = [token for token in impossible_tokens if token < backbone.vocab]
+        self.slots = backbone.make_slots(lanes, room)
+        self.runner = ForwardRunner(backbone, self.slots, graphs)
+        self.memos = [Memo(room) for _ in range(lanes)]
+        self.shared_state: dict[str, Any] = {}
+        self.work = Work()
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
+
+    def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
+        """The rows that must run: (lane, plan, first row of the plan that runs)."""
+        return Batch(work, self.room, self.device)
+
+    def remove_impossible(self, logits_RV: Tensor) -> Tensor:
+        for token in self.impossible_tokens:
+            logits_RV[:, token] = -torch.inf
+        return logits_RV

@@ -1,0 +1,64 @@
+"""A request inside the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.errors import NotAble
+from forerun.sequence.canvas import Canvas, Draw
+from forerun.sequence.question import Question
+
+DecodingCoroutine = Coroutine[Any, Any, None]
+
+
+def do_nothing() -> None:
+    pass
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request: its sequence, and how to start the method that decodes it.
+
+    `on_change` is called whenever the sequence has grown or ended.
+    """
+
+    seq: Canvas
+    start: Callable[[], DecodingCoroutine]
+    on_change: Callable[[], None] = do_nothing
+    error: Exception | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.ended is not None
+
+
+@dataclass(eq=False)
+class Running:
+    """A ticket that has a lane: its method runs, or waits for the engine."""
+
+    ticket: Ticket
+    lane: int
+    coroutine: DecodingCoroutine
+    waits_for: Draw[Any] | Question | None = None
+    last_question: Question | None = None  # that was answered
+
+    @property
+    def seq(self) -> Canvas:
+        return self.ticket.seq
+
+    def resume(self, answer: object) -> None:
+        """Let the method go on until it waits again. StopIteration says that it has returned."""
+        self.waits_for = _servable(self.coroutine.send(answer))
+
+
+def _servable(awaited: object) -> Draw[Any] | Question:
+    """What a method awaits, if the engine can serve it."""
+    if isinstance(awaited, Draw | Question):
+        return awaited
+    raise NotAble(f"a method may await a model's questions and seq.draw, not {awaited!r}.")

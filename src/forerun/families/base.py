@@ -1,0 +1,174 @@
+"""What a family is, and the handle through which a method asks a model.
+
+A *family* is a kind of model: it turns a sequence into plans, purely. A *handle* is what a method
+holds: its class says what the model can do, and each of its coroutines costs one forward. A method
+names the class it needs in the annotation of its parameter `target`; the error for other models is
+made from that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from forerun.errors import NotAble
+from forerun.probability.outcomes import Placement
+from forerun.sequence.canvas import Canvas
+from forerun.sequence.question import BlankLaws, Branch, ModelHost, Question, question
+from forerun.sequence.rows import Plan
+
+
+class Family(ABC):
+    """A kind of model: how it reads a sequence, and what its models can do."""
+
+    name: ClassVar[str]
+    handle: ClassVar[type[ModelHandle]]
+    default_method: ClassVar[str] = "ar"
+    needs_prompt: bool = True  # must something be given before the first question?
+    mask_token: int | None = None
+    impossible_tokens: tuple[int, ...] = ()  # never an outcome: a mask
+    shifted: bool = False  # does a row speak of the position after its own?
+
+    @classmethod
+    @abstractmethod
+    def of(cls, config: Any) -> Family | None:
+        """The family of a checkpoint with this config, or None if it is of another kind."""
+
+    def can(self, capability: type[ModelHandle]) -> bool:
+        """Do models of this family do what this handle class offers?"""
+        return issubclass(self.handle, capability)
+
+    def slots(self, context: int) -> int:
+        """How many cache slots a lane needs for a canvas of `context` tokens."""
+        return context
+
+    def masked_as(self, token: int) -> Family:
+        """The same kind of model with another number for its mask."""
+        raise NotAble(f"family '{self.name}' cannot give its mask another number.")
+
+    def backbone(self, network: Any, vocab: int, context: int) -> Any | None:
+        """A backbone of the family's own for a loaded network; None takes the engine's."""
+        return None
+
+    def conditionals(
+        self, seq: Canvas, chains: Sequence[Sequence[int]], last_only: bool = False
+    ) -> Plan:
+        """A plan that scores chains after the text. The base of `ChainScorer`."""
+        raise NotAble(f"family '{self.name}' scores no chains.")
+
+    def marginals(self, seq: Canvas, positions: Sequence[int]) -> Plan:
+        """A plan that reads blanks, each on its own. The base of `BlankFiller`."""
+        raise NotAble(f"family '{self.name}' fills no blanks.")
+
+    def verdict_and_drafts(
+        self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]
+    ) -> Plan:
+        """A plan that scores a chain and drafts what follows it. The base of `SelfDrafter`."""
+        raise NotAble(f"family '{self.name}' does not draft and score in one forward.")
+
+    def one_chain(self, chains: Sequence[Sequence[int]]) -> Sequence[int]:
+        """The only chain, for families that score one per question."""
+        if len(chains) > 1:
+            raise NotAble(
+                f"a model of the family '{self.name}' scores one chain per question, "
+                f"not {len(chains)}."
+            )
+        return chains[0]
+
+
+def family_settings(config: Any) -> dict[str, Any]:
+    """What a checkpoint's config says about its family: the key `forerun`."""
+    return getattr(config, "forerun", None) or {}
+
+
+class ModelHandle:
+    """What a method holds of a model. Its family makes the plan, the engine answers it."""
+
+    does: ClassVar[str] = "decodes"  # for errors: "a model that …"
+    family: Family
+
+    def __init__(self, family: Family, host: ModelHost, drafting: bool = False):
+        self.family = family
+        self.host = host
+        self.drafting = drafting
+
+    @property
+    def shared_state(self) -> dict[str, Any]:
+        """What methods keep from one request to the next. It may change guesses, never
+        decisions."""
+        return self.host.shared_state
+
+    def ask(
+        self, seq: Canvas, plan: Plan, branches: Sequence[Branch], with_model_law: bool = False
+    ) -> Question:
+        """A question to await: run the plan and answer with the laws that it reads."""
+        return question(self.host, plan, seq, branches, self.drafting, with_model_law)
+
+    async def ask_canvases(
+        self,
+        seq: Canvas,
+        plan: Plan,
+        positions: Sequence[Sequence[int]],
+        placements: Sequence[Placement],
+    ) -> list[BlankLaws]:
+        """Ask about copies of the canvas: each has some tokens placed on it, and its laws are of
+        some of its positions."""
+        branches = []
+        for where, placement in zip(positions, placements, strict=True):
+            tokens = [token for _, token in placement]
+            branches.append(Branch(tokens, [len(tokens)] * len(where), where))
+        return await self.ask(seq, plan, branches, with_model_law=True)
+
+
+class ChainScorer(ModelHandle):
+    """A model that scores chains."""
+
+    does = "scores chains"
+
+    async def conditionals(self, seq: Canvas, *chains: Sequence[int]) -> list[Tensor]:
+        """For each chain, the laws [len + 1, V]: of its every token given the text and the tokens
+        before it, and of the token after it."""
+        chains = chains or ((),)
+        plan = self.family.conditionals(seq, chains)
+        rows = zip(chains, plan.reads, strict=True)
+        return await self.ask(seq, plan, [Branch(c, range(len(read))) for c, read in rows])
+
+    async def next_law(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
+        """The law [V] of the token after the text and the chain: the last row of `conditionals`,
+        without the others."""
+        plan = self.family.conditionals(seq, [chain], last_only=True)
+        [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
+        return law_1V[0]
+
+
+class BlankFiller(ModelHandle):
+    """A model that fills blanks."""
+
+    does = "fills blanks"
+
+    async def marginals(self, seq: Canvas, positions: Sequence[int]) -> Tensor:
+        """The laws [len(positions), V] of each blank on its own, given what is decided."""
+        plan = self.family.marginals(seq, positions)
+        [law_NV] = await self.ask(seq, plan, [Branch((), [0] * len(positions), positions)])
+        return law_NV
+
+
+class SelfDrafter(ChainScorer, BlankFiller):
+    """A model that scores a chain and drafts what follows it in one forward."""
+
+    does = "drafts for itself"
+
+    async def verdict_and_drafts(
+        self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]
+    ) -> list[Tensor]:
+        """What `conditionals` answers for the chain; then, for each prefix of it, given by its
+        length, the marginals of up to k blanks after the one that follows the prefix: the next
+        draft, should the chain be accepted up to there."""
+        plan = self.family.verdict_and_drafts(seq, chain, k, prefixes)
+        verdict, *drafts = plan.reads
+        branches = [Branch(chain, range(len(verdict)))]
+        branches += [Branch(chain, [n] * len(read), ()) for n, read in zip(prefixes, drafts)]
+        return await self.ask(seq, plan, branches)

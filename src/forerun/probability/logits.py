@@ -1,0 +1,199 @@
+"""How sampling parameters turn a model's logits into the law that drafts and verdicts are drawn
+from.
+
+R rows of logits, V vocabulary. The order, for every row: allowed tokens and logit bias, minimum
+length, repetition penalty (prompt and output), presence and frequency penalties (output),
+temperature, top-k, top-p, min-p. Temperature 0 is the point mass on the arg max of what stands
+before it. Laws are float32, or float64 where the logits are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.options import Sampling
+from forerun.probability.transfer import to_device
+
+
+class TokenHistory:
+    """What the penalties of one sequence look back on: how often each token occurred."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: np.ndarray,
+        vocab: int,
+        stop_tokens: frozenset[int],
+        forbidden: frozenset[int] = frozenset(),
+    ):
+        self.sampling = sampling
+        self.vocab = vocab
+        self.stop_tokens = stop_tokens
+        self.forbidden = forbidden
+        self.edits_logits = sampling.edits_logits or bool(forbidden)
+        self.generated = 0
+        self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
+        self.in_prompt_V = np.zeros_like(self.in_output_V)
+        if sampling.penalised:
+            np.add.at(self.in_prompt_V, prompt[prompt < vocab], 1)
+        self._static: Tensor | None = None
+
+    def add(self, token: int) -> None:
+        self.generated += 1
+        if self.sampling.penalised:
+            self.in_output_V[token] += 1
+
+    def replace(self, old: int, token: int) -> None:
+        """A token took another's place."""
+        if self.sampling.penalised:
+            self.in_output_V[old] -= 1
+            self.in_output_V[token] += 1
+
+    def static_V(self, like: Tensor) -> Tensor:
+        """Logit bias, allowed and forbidden tokens as one vector to add, made once."""
+        if self._static is None:
+            add_V = torch.zeros(self.vocab, dtype=like.dtype)
+            if self.sampling.allowed_tokens is not None:
+                add_V.fill_(-math.inf)[list(self.sampling.allowed_tokens)] = 0
+            for token, bias in (self.sampling.logit_bias or {}).items():
+                add_V[int(token)] += bias
+            add_V[list(self.forbidden)] = -math.inf
+            self._static = add_V.to(like.device)
+        return self._static
+
+
+@dataclass(frozen=True)
+class ChainRows:
+    """Rows that stand for one chain: row i is a law given the text so far and the first
+    `prefixes[i]` tokens of the chain.
+
+    Penalties and the minimum length hold inside the chain too.
+    """
+
+    history: TokenHistory
+    tokens: Sequence[int]
+    prefixes: Sequence[int]
+    # how many tokens come before each row's own; without it, all that are known
+    ordinals: Sequence[int] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.prefixes)
+
+    def edit(self, logits_LV: Tensor) -> Tensor:
+        """The logits after everything that depends on the text so far."""
+        sampling = self.history.sampling
+        history = self.history
+        logits_LV = logits_LV + history.static_V(logits_LV)
+        before = (
+            self.ordinals
+            if self.ordinals is not None
+            else [history.generated + n for n in self.prefixes]
+        )
+        for row, count in enumerate(before):
+            if count < sampling.min_tokens and history.stop_tokens:
+                logits_LV[row, list(history.stop_tokens)] = -math.inf
+        if sampling.penalised:
+            out_LV = np.stack([self._output_counts(length) for length in self.prefixes])
+            logits_LV = penalise(
+                logits_LV,
+                torch.from_numpy(history.in_prompt_V).to(logits_LV.device),
+                torch.from_numpy(out_LV).to(logits_LV.device),
+                sampling,
+            )
+        return logits_LV
+
+    def _output_counts(self, length: int) -> np.ndarray:
+        counts_V = self.history.in_output_V.copy()
+        np.add.at(counts_V, np.asarray(self.tokens[:length], dtype=np.int64), 1)
+        return counts_V
+
+
+def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: Sampling) -> Tensor:
+    """Repetition, presence and frequency penalties, given how often each token occurred."""
+    output_LV = output_LV.to(logits_LV.dtype)
+    seen_LV = (prompt_V > 0) | (output_LV > 0)
+    r = sampling.repetition_penalty
+    logits_LV = torch.where(
+        seen_LV, torch.where(logits_LV > 0, logits_LV / r, logits_LV * r), logits_LV
+    )
+    return (
+        logits_LV
+        - sampling.presence_penalty * (output_LV > 0)
+        - sampling.frequency_penalty * output_LV
+    )
+
+
+def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
+    read only."""
+    edited = any(chain.history.edits_logits for chain in chains)
+    cold = all(chain.history.sampling.temperature == 0 for chain in chains)
+    if cold and not edited:
+        return greedy(logits_RV)
+    if logits_RV.dtype != torch.float64:
+        logits_RV = logits_RV.float()
+    if edited:
+        parts = logits_RV.split([chain.rows for chain in chains])
+        logits_RV = torch.cat(
+            [c.edit(p) if c.history.edits_logits and c.rows else p for c, p in zip(chains, parts)]
+        )
+    if cold:
+        return greedy(logits_RV)
+    row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
+    law_RV = warped(logits_RV, row_sampling)
+    if any(s.temperature == 0 for s in row_sampling):
+        cold_R = to_device([s.temperature == 0 for s in row_sampling], torch.bool, logits_RV.device)
+        law_RV = torch.where(cold_R[:, None], greedy(logits_RV), law_RV)
+    return law_RV
+
+
+def greedy(logits_RV: Tensor) -> Tensor:
+    """The law that is certain of the likeliest token; nothing where no token is possible, or logits
+    are not numbers."""
+    best_R1, token_R1 = logits_RV.max(-1, keepdim=True)
+    law_RV = torch.zeros_like(logits_RV, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+    return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
+
+
+def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    """Temperature, top-k, top-p and min-p, each with one value per row. Rows at temperature 0 come
+    out as if at 1."""
+
+    def column(values: Sequence[float], dtype: torch.dtype = logits_RV.dtype) -> Tensor:
+        return to_device(values, dtype, logits_RV.device)[:, None]
+
+    # From the largest down, so that dividing by a tiny temperature cannot overflow.
+    logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column(
+        [s.temperature or 1.0 for s in sampling]
+    )
+    if any(s.top_k for s in sampling):
+        vocab = logits_RV.shape[-1]
+        ks = [min(s.top_k or vocab, vocab) for s in sampling]
+        top_RK = logits_RV.topk(max(ks), -1).values
+        logits_RV = logits_RV.masked_fill(
+            logits_RV < top_RK.gather(-1, column(ks, torch.long) - 1), -math.inf
+        )
+    p_RV = logits_RV.softmax(-1)
+    if any(s.top_p < 1 for s in sampling):
+        p_RV = nucleus(p_RV, column([s.top_p for s in sampling]))
+    if any(s.min_p for s in sampling):
+        p_RV = p_RV.masked_fill(
+            p_RV < column([s.min_p for s in sampling]) * p_RV.amax(-1, keepdim=True), 0
+        )
+    return p_RV / p_RV.sum(-1, keepdim=True)
+
+
+def nucleus(p_RV: Tensor, top_p_R1: Tensor) -> Tensor:
+    """Keep the likeliest tokens while the mass before them is below top_p: the token that crosses
+    it stays."""
+    sorted_RV, order_RV = p_RV.sort(dim=-1, descending=True, stable=True)
+    before_RV = sorted_RV.cumsum(-1) - sorted_RV
+    keep_RV = (before_RV < top_p_R1) | (top_p_R1 >= 1)
+    return p_RV * torch.zeros_like(p_RV).scatter_(-1, order_RV, keep_RV.to(p_RV.dtype))

@@ -1,0 +1,114 @@
+"""Noise without state: the noise of a draw is a hash of (seed, sample, draw, call) and of nothing
+else.
+
+So the same seed gives the same output whatever shares the batch, however it is padded, and in
+whatever order it is served. One uniform number decides one draw (by the inverse of the cumulative
+law), so no noise is ever made per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.probability.transfer import to_device
+
+_MASK = (1 << 64) - 1
+LARGE = 4096  # outcomes
+
+
+def mix(*numbers: int) -> int:
+    """A 64-bit hash of some integers (splitmix64's finaliser, chained)."""
+    h = 0
+    for number in numbers:
+        h = (h + (number & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def uniform(key: int, draw: int, call: int) -> float:
+    """A number in (0, 1). 48 bits, so that multiplying it by a law's total can never round up to
+    that total."""
+    return ((mix(key, draw, call) >> 16) + 0.5) * 2.0**-48
+
+
+def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The outcome at quantile u of each law: the first whose cumulative probability exceeds it,
+    never one of probability 0.
+
+    A law without mass (everything forbidden, or logits that are not numbers) has no outcome: -1.
+    """
+    if law_BN.device.type != "cpu" and law_BN.shape[-1] >= LARGE:
+        return pick_by_stretches(law_BN, u_B)
+    cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64)
+    total_B1 = cumulative_BN[:, -1:]
+    outcome_B1 = torch.searchsorted(cumulative_BN, u_B.unsqueeze(-1) * total_B1, right=True)
+    return torch.where(total_B1 > 0, outcome_B1, -1).squeeze(-1)
+
+
+def pick_by_stretches(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The same over a large vocabulary, for devices that do many things at once: adding up is what
+    takes time, so stretches of outcomes are added up side by side, and the quantile is looked for
+    among them first and then in the one where it lies."""
+    stretch = _stretch(law_BN.shape[-1])
+    left_over = -law_BN.shape[-1] % stretch
+    law_BCN = (F.pad(law_BN, (0, left_over)) if left_over else law_BN).unflatten(-1, (-1, stretch))
+    sum_BC = law_BCN.sum(-1, dtype=torch.float64)
+    cumulative_BC = sum_BC.cumsum(-1)
+    total_B1 = cumulative_BC[:, -1:]
+    level_B1 = u_B.unsqueeze(-1) * total_B1
+    at_B1 = torch.searchsorted(cumulative_BC, level_B1, right=True).clamp_(
+        max=cumulative_BC.shape[1] - 1
+    )
+    own_BN = (
+        law_BCN.gather(1, at_B1.unsqueeze(-1).expand(-1, -1, stretch))
+        .squeeze(1)
+        .cumsum(-1, dtype=torch.float64)
+    )
+    level_B1 = level_B1 - (cumulative_BC - sum_BC).gather(1, at_B1)
+    # Two ways of adding up may differ by a rounding: what is looked for must lie between the first
+    # possible outcome and the last.
+    below_end_B1 = torch.nextafter(own_BN[:, -1:], torch.zeros_like(total_B1))
+    outcome_B1 = torch.searchsorted(
+        own_BN, torch.minimum(level_B1.clamp_(min=0), below_end_B1), right=True
+    )
+    return torch.where(total_B1 > 0, torch.add(outcome_B1, at_B1, alpha=stretch), -1).squeeze(-1)
+
+
+@lru_cache
+def _stretch(outcomes: int) -> int:
+    """How long stretches should be: near the root, and a divisor if there is one."""
+    root = math.isqrt(outcomes)
+    return min(
+        (n for n in range(root // 4, 4 * root) if outcomes % n == 0),
+        key=lambda n: abs(n - root),
+        default=root,
+    )
+
+
+class Noise:
+    """The `sample` argument of the rules in production: one uniform per sequence and call, from
+    each sequence's own key."""
+
+    def __init__(self, draws: Sequence[tuple[int, int]]):
+        self.draws = draws  # (key, number of the draw) of each sequence in the batch
+        self.calls = 0
+
+    def __call__(self, law_BN: Tensor) -> Tensor:
+        return self.many(law_BN[:, None])[:, 0]
+
+    def many(self, law_BKN: Tensor) -> Tensor:
+        """K draws of each sequence at once: what K calls one after the other would give."""
+        size, count, _ = law_BKN.shape
+        u = [uniform(key, draw, self.calls + i) for key, draw in self.draws for i in range(count)]
+        self.calls += count
+        return pick(law_BKN.flatten(0, 1), to_device(u, torch.float64, law_BKN.device)).view(
+            size, count
+        )

@@ -1,0 +1,140 @@
+"""Which blanks of a canvas are decided now, and as what: rules for models that fill blanks in order
+of confidence.
+
+B sequences, N open blanks, V vocabulary. Every blank draws a token from its `law`, which has the
+sampling parameters in it. Its confidence is that token's probability under the `model_law`, which
+has none: at temperature 0 a law is certain of everything. In `where`, -1 is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from forerun.probability.acceptance import Sampler
+from forerun.probability.outcomes import Ranking, Selection
+
+SelectionRule = Callable[..., Selection]
+
+
+def sample_with_confidence(
+    where_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
+) -> tuple[Tensor, Tensor]:
+    """A token for every blank, and how confident the model is of it."""
+    token_BN = sample.many(law_BNV)
+    confidence_BN = model_law_BNV.gather(-1, token_BN.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return token_BN, confidence_BN.masked_fill(where_BN < 0, -1.0)
+
+
+def selected(token_BN: Tensor, chosen_BN: Tensor) -> Selection:
+    """The tokens of chosen blanks. A law without mass shows only where its blank is chosen."""
+    return Selection.of_batch(tokens=torch.where(chosen_BN, token_BN, 0), chosen=chosen_BN)
+
+
+@cache
+def most_confident(count: int) -> SelectionRule:
+    """The `count` blanks with the most confident tokens; of equals the first."""
+
+    def rule(
+        where_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
+    ) -> Selection:
+        token_BN, confidence_BN = sample_with_confidence(where_BN, law_BNV, model_law_BNV, sample)
+        order_BN = confidence_BN.sort(dim=1, descending=True, stable=True).indices
+        step_N = torch.arange(order_BN.shape[1], device=order_BN.device)
+        rank_BN = torch.empty_like(order_BN).scatter_(1, order_BN, step_N.expand_as(order_BN))
+        return selected(token_BN, (rank_BN < count) & (where_BN >= 0))
+
+    return rule
+
+
+@cache
+def above_threshold(threshold: float) -> SelectionRule:
+    """All blanks whose token is at least this likely, and the most confident one anyway."""
+
+    def rule(
+        where_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
+    ) -> Selection:
+        token_BN, confidence_BN = sample_with_confidence(where_BN, law_BNV, model_law_BNV, sample)
+        return selected(token_BN, confident(where_BN, confidence_BN, threshold))
+
+    return rule
+
+
+def confident(where_BN: Tensor, confidence_BN: Tensor, threshold: float) -> Tensor:
+    """Blanks whose token is at least this likely, and the most confident one anyway."""
+    step_N = torch.arange(confidence_BN.shape[1], device=confidence_BN.device)
+    best_BN = step_N == confidence_BN.argmax(1, keepdim=True)
+    return (reaches(confidence_BN, threshold) | best_BN) & (where_BN >= 0)
+
+
+def reaches(confidence_BN: Tensor, threshold: float) -> Tensor:
+    """What is at least this likely. Nothing reaches 1, whatever a float may say: a rule then works
+    as if it had no threshold."""
+    if threshold < 1:
+        return confidence_BN >= threshold
+    return torch.zeros_like(confidence_BN, dtype=torch.bool)
+
+
+@cache
+def edits(threshold: float) -> SelectionRule:
+    """Token editing: decided tokens for which the model draws another that is at least this
+    likely."""
+
+    def rule(
+        where_BN: Tensor, now_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
+    ) -> Selection:
+        token_BN, confidence_BN = sample_with_confidence(where_BN, law_BNV, model_law_BNV, sample)
+        differs_BN = (token_BN != now_BN) & (where_BN >= 0)
+        return selected(token_BN, reaches(confidence_BN, threshold) & differs_BN)
+
+    return rule
+
+
+@cache
+def entropy_bounded(bound: float) -> SelectionRule:
+    """The blanks of lowest entropy, while the sum of their entropies, less the largest of them,
+    stays within the bound: that much their joint law may differ from the product of their own."""
+
+    def rule(
+        where_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
+    ) -> Selection:
+        token_BN, _ = sample_with_confidence(where_BN, law_BNV, model_law_BNV, sample)
+        entropy_BN = torch.special.entr(model_law_BNV.double()).sum(-1)
+        entropy_BN = entropy_BN.masked_fill(where_BN < 0, torch.inf)
+        sorted_BN, order_BN = entropy_BN.sort(dim=1, stable=True)
+        within_BN = (sorted_BN.cumsum(1) - sorted_BN <= bound).cummin(1).values
+        chosen_BN = torch.zeros_like(within_BN).scatter_(1, order_BN, within_BN)
+        return selected(token_BN, chosen_BN & (where_BN >= 0))
+
+    return rule
+
+
+@cache
+def reveal(probability: float) -> SelectionRule:
+    """Every blank on its own with this probability: a step of the reverse process."""
+
+    def rule(where_BN: Tensor, law_BNV: Tensor, sample: Sampler) -> Selection:
+        token_BN = sample.many(law_BNV)
+        coin_2 = law_BNV.new_tensor([1 - probability, probability])
+        chosen_BN = sample.many(coin_2.expand(*where_BN.shape, 2)) > 0
+        return selected(token_BN, chosen_BN & (where_BN >= 0))
+
+    return rule
+
+
+@cache
+def ranking(worth: float) -> Callable[..., Ranking]:
+    """Rank the blanks by confidence. A number of them is worth guessing while the chance that all
+    are right is at least `worth`."""
+
+    def rule(where_BN: Tensor, model_law_BNV: Tensor, sample: Sampler) -> Ranking:
+        confidence_BN, token_BN = model_law_BNV.max(-1)
+        confidence_BN = confidence_BN.masked_fill(where_BN < 0, -1.0)
+        sorted_BN, order_BN = confidence_BN.sort(dim=1, descending=True, stable=True)
+        worthwhile_B = (sorted_BN.clamp(min=0).cumprod(1) >= worth).sum(1)
+        return Ranking.of_batch(tokens=token_BN, order=order_BN, worthwhile=worthwhile_B)
+
+    return rule

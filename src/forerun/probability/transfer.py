@@ -1,0 +1,39 @@
+"""Copies between the host and a device that do not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on a device.
+
+    The host does not wait: the device may still run a forward, and what is queued meanwhile runs
+    right after it.
+    """
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class HostCopy:
+    """A tensor on its way to the host. Work queued on the device afterwards is not waited for."""
+
+    def __init__(self, tensor: Tensor):
+        self._copy = tensor
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy = pinned.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            # The tensor's device need not be the current one.
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+
+    def numbers(self) -> list[list[float]]:
+        """The numbers, row by row, as soon as they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy.tolist()

@@ -1,0 +1,2 @@
+"""Where time goes: forwards against the machine's floor, decoding split into its parts, and which
+options are fastest here."""

@@ -1,0 +1,327 @@
+"""Requests on their way through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from forerun.drafters.base import Drafter
+from forerun.engine.engine import Engine
+from forerun.engine.ticket import DecodingCoroutine, Ticket
+from forerun.errors import ForerunError
+from forerun.probability.logits import TokenHistory
+from forerun.requests.detokenizer import Detokenizer
+from forerun.requests.model import DecodableModel
+from forerun.requests.request import DecodeRequest, stop_tokens
+from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
+from forerun.sequence.canvas import BLANK, Canvas
+
+
+class Job:
+    """One sequence to decode: its canvas, its text so far, and its ticket in the engine.
+
+    `sample` numbers the samples of one prompt. With `streams`, text is made as tokens come.
+    `forbidden` tokens are never written.
+    """
+
+    def __init__(  # noqa: PLR0913 - three of them are keywords
+        self,
+        model: DecodableModel,
+        request: DecodeRequest,
+        canvas: Sequence[int],
+        drafter: Drafter | None,
+        *,
+        sample: int = 0,
+        streams: bool = False,
+        forbidden: frozenset[int] = frozenset(),
+    ):
+        self.model = model
+        self.request = request
+        self.drafter = drafter
+        self.prompt = [token for token in canvas if token != BLANK]
+        self.stopped_by: str | int | None = None
+        sampling = request.sampling
+        self.stop_tokens = stop_tokens(model, sampling)
+        self.detokenizer: Detokenizer | None = None
+        if streams or sampling.stop:
+            self.detokenizer = Detokenizer(model.decode, sampling.stop)
+        history = TokenHistory(
+            sampling, np.asarray(self.prompt, np.int64), model.vocab, self.stop_tokens, forbidden
+        )
+        self.seq = Canvas(
+            canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
+        )
+        self.ticket = Ticket(self.seq, self._start)
+
+    def _start(self) -> DecodingCoroutine:
+        arguments = {} if self.drafter is None else {"drafter": self.drafter}
+        run = self.request.method.run
+        return run(self.seq, self.model.handle(), self.request.options, **arguments)
+
+    def _ending(self, token: int) -> str | None:
+        """Why the text ends with this token, if it does."""
+        if token in self.stop_tokens:
+            self.stopped_by = token
+        if self.detokenizer is not None:
+            self.detokenizer.push(token)
+            if self.stopped_by is None:
+                self.stopped_by = self.detokenizer.stopped_by
+        return "stop" if self.stopped_by is not None else None
+
+    @property
+    def over(self) -> bool:
+        return self.ticket.over
+
+    @property
+    def safe_text(self) -> str:
+        """The text that no stop string will take back; all of it once the job is over."""
+        if self.over:
+            return self._finished_detokenizer().safe_text
+        return self.detokenizer.safe_text if self.detokenizer is not None else ""
+
+    def _finished_detokenizer(self) -> Detokenizer:
+        if self.detokenizer is None:
+            self.detokenizer = Detokenizer(self.model.decode)
+            self.detokenizer.push_all(self.seq.output)
+        self.detokenizer.finish()
+        return self.detokenizer
+
+    def cancel(self) -> None:
+        self.model.engine.cancel(self.ticket)
+
+    def result(self) -> Result:
+        """The result. A job that is not over yet is cancelled and gives what there is."""
+        self.cancel()
+        ticket = self.ticket
+        seq = self.seq
+        ended = ticket.ended or 0.0
+        started = ticket.started if ticket.started is not None else ended
+        stats = stats_of(
+            seq.trace,
+            prompt_tokens=len(self.prompt),
+            tokens=len(seq.output),
+            seconds=ended - started,
+            queued_seconds=started - ticket.submitted,
+        )
+        return Result(
+            text=self._finished_detokenizer().text,
+            token_ids=seq.output,
+            finish_reason=seq.finish_reason or "cancelled",
+            **promise_of(self.request.method, self.model.name),
+            stats=stats,
+            trace=seq.trace.events,
+            prompt_ids=self.prompt,
+            stopped_by=self.stopped_by,
+            logprobs=seq.logprobs.entries if seq.logprobs.wanted else None,
+            error=ticket.error,
+        )
+
+
+def failed_result(error: ForerunError, promise: Promise) -> Result:
+    """The result of a request that never started."""
+    return Result(
+        text="",
+        token_ids=[],
+        finish_reason="error",
+        **promise,
+        stats=NO_COST,
+        trace=[],
+        error=error,
+    )
+
+
+class RequestJobs(Protocol):
+    """The jobs of one request, and the results that they become."""
+
+    @property
+    def jobs(self) -> Sequence[Job]: ...
+
+    def results(self) -> Sequence[Result]: ...
+
+
+class Completion:
+    """One prompt: a job for each sample."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = jobs
+
+    def results(self) -> list[Result]:
+        return [job.result() for job in self.jobs]
+
+
+class Failed:
+    """A request that cannot be decoded."""
+
+    def __init__(self, results: Sequence[Result]):
+        self.jobs: Sequence[Job] = ()
+        self._results = results
+
+    def results(self) -> Sequence[Result]:
+        return self._results
+
+
+class Jobs:
+    """Some requests being served.
+
+    Iterating serves them and yields (index, piece of text) where text was asked for; `async for`
+    does the same and lets other tasks run between two steps. A failed request has a result in
+    place of its jobs.
+    """
+
+    def __init__(self, engine: Engine, requests: Sequence[RequestJobs], several: bool):
+        self.engine = engine
+        self.requests = requests
+        self.several = several  # does the caller expect a list?
+        self.jobs: list[Job | Result] = []
+        for request in requests:
+            self.jobs += request.jobs or request.results()
+        self._changed: deque[int] = deque()
+        self._shown = [0] * len(self.jobs)  # characters of each that were yielded
+        self._unfinished: set[int] = set()
+        for index, job in enumerate(self.jobs):
+            if isinstance(job, Job):
+                self._watch(index, job)
+                self._unfinished.add(index)
+                engine.submit(job.ticket)
+
+    def _watch(self, index: int, job: Job) -> None:
+        job.ticket.on_change = lambda: self._changed.append(index)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def step(self) -> None:
+        """One step of the engine: a forward, or a batch of draws."""
+        self.engine.step()
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        while True:
+            yield from self._pieces()
+            if self._waits_for_nothing():
+                return
+            self.step()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        while True:
+            for piece in self._pieces():
+                yield piece
+            if self._waits_for_nothing():
+                return
+            self.step()
+            await asyncio.sleep(0)
+
+    def _waits_for_nothing(self) -> bool:
+        """Are all over, or did somebody else serve them?"""
+        return not self._unfinished or not self.engine.busy
+
+    def _pieces(self) -> Iterator[tuple[int, str]]:
+        """New text of the jobs that have changed."""
+        while self._changed:
+            index = self._changed.popleft()
+            job = self.jobs[index]
+            assert isinstance(job, Job)
+            if job.over:
+                self._unfinished.discard(index)
+            piece = self._new_text(index, job)
+            if piece:
+                yield index, piece
+
+    def _new_text(self, index: int, job: Job) -> str:
+        if job.detokenizer is None:
+            return ""
+        text = job.safe_text
+        start = self._shown[index]
+        self._shown[index] = len(text)
+        return text[start:]
+
+    @property
+    def finished(self) -> int:
+        """How many jobs are over."""
+        return sum(isinstance(job, Result) or job.over for job in self.jobs)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far, by all jobs together."""
+        return sum(job.seq.history.generated for job in self._real_jobs())
+
+    @property
+    def blanks(self) -> int:
+        """Tokens that all jobs together may generate."""
+        return sum(len(job.seq.blanks) for job in self._real_jobs())
+
+    def _real_jobs(self) -> list[Job]:
+        return [job for job in self.jobs if isinstance(job, Job)]
+
+    def run(self) -> None:
+        """Serve until all jobs are over."""
+        for _ in self:
+            pass
+
+    def cancel(self, index: int | None = None) -> None:
+        """End one job, or all of them, now."""
+        for i, job in enumerate(self.jobs):
+            if isinstance(job, Job) and index in (None, i):
+                job.cancel()
+
+    def results(self) -> list[Result]:
+        """All results. Jobs that are not over are cancelled and give what there is."""
+        return [result for request in self.results_by_request() for result in request]
+
+    def results_by_request(self) -> list[Sequence[Result]]:
+        """The results of each request."""
+        return [request.results() for request in self.requests]
+
+    def only_result(self) -> Result:
+        """The result of a single job; its error is raised."""
+        [result] = self.results()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def outcome(self) -> Result | list[Result]:
+        """What the caller expects: a list, or one result whose error is raised."""
+        return self.results() if self.several else self.only_result()
+
+
+class Stream:
+    """Pieces of text as they are decided. Closing it, or letting go of it, cancels the rest."""
+
+    def __init__(self, jobs: Jobs):
+        self.jobs = jobs
+        self._pieces = iter(jobs)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str | tuple[int, str]:
+        """The next piece; with several requests, (index, piece)."""
+        try:
+            index, piece = next(self._pieces)
+        except StopIteration:
+            self._raise_error()
+            raise
+        return (index, piece) if self.jobs.several else piece
+
+    async def __aiter__(self) -> AsyncIterator[str | tuple[int, str]]:
+        async for index, piece in self.jobs:
+            yield (index, piece) if self.jobs.several else piece
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        """The error of a single request is the caller's."""
+        if not self.jobs.several:
+            self.jobs.only_result()
+
+    def close(self) -> None:
+        self.jobs.cancel()
+
+    __del__ = close
+
+    @property
+    def results(self) -> list[Result]:
+        """One result per request; those that are not over are cancelled."""
+        return self.jobs.results()

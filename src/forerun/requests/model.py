@@ -1,0 +1,29 @@
+"""What a request needs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from forerun.engine.engine import Engine
+from forerun.families.base import Family, ModelHandle
+
+Tokenizer = Any  # of `transformers`, which gives its tokenizers no common type
+
+
+class DecodableModel(Protocol):
+    """A model that is ready to decode, as far as requests need to know it."""
+
+    name: str
+    family: Family
+    tokenizer: Tokenizer | None
+    vocab: int
+    context: int
+    eos: frozenset[int]
+    engine: Engine
+
+    def handle(self) -> ModelHandle:
+        """What a method holds of this model."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...

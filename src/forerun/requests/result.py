@@ -1,0 +1,129 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypedDict
+
+from forerun.registry import Method
+from forerun.sequence.logprobs import TokenLogprob
+from forerun.sequence.trace import Event, Trace
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a request cost. Forwards are counted per request: one that shares a batch counts each
+    forward it took part in."""
+
+    prompt_tokens: int
+    tokens: int
+    forwards: int
+    draft_forwards: int
+    tokens_per_forward: float
+    # tokens per verdict on a draft, the resampled or bonus token included
+    acceptance_length: float | None
+    acceptance_rate: float | None  # accepted tokens per drafted token
+    acceptance_histogram: dict[int, int]  # accepted tokens -> verdicts
+    seconds: float  # from the first forward to the last token; waiting for a lane not included
+    queued_seconds: float
+    tokens_per_second: float
+
+
+NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, {}, 0.0, 0.0, 0.0)
+
+
+def stats_of(
+    trace: Trace, *, prompt_tokens: int, tokens: int, seconds: float, queued_seconds: float
+) -> Stats:
+    """What a request cost, from its trace."""
+    accepted: dict[int, int] = {}  # by forward, of those that were verdicts on a draft
+    for event in trace.drafts():
+        accepted[event.forward] = accepted.get(event.forward, 0) + event.accepted
+    added = [event for event in trace.events if event.reason in ("resampled", "bonus")]
+    extra = sum(event.forward in accepted for event in added)
+    total = sum(accepted.values())
+    drafted = sum(len(event.drafted) for event in trace.events)
+    return Stats(
+        prompt_tokens=prompt_tokens,
+        tokens=tokens,
+        forwards=trace.forwards,
+        draft_forwards=trace.draft_forwards,
+        tokens_per_forward=tokens / trace.forwards if trace.forwards else 0.0,
+        acceptance_length=(total + extra) / len(accepted) if accepted else None,
+        acceptance_rate=total / drafted if drafted else None,
+        acceptance_histogram=dict(sorted(Counter(accepted.values()).items())),
+        seconds=seconds,
+        queued_seconds=queued_seconds,
+        tokens_per_second=tokens / seconds if seconds else 0.0,
+    )
+
+
+class Promise(TypedDict):
+    """What a result promises."""
+
+    method: str
+    model: str
+    guarantee: str
+    reference: str
+
+
+def promise_of(method: Method, model: str) -> Promise:
+    return {
+        "method": method.name,
+        "model": model,
+        "guarantee": method.guarantee,
+        "reference": f"{method.reference} on {model}",
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """One decoded sequence, what it promises and what it cost."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length | cancelled | error
+    method: str
+    model: str
+    guarantee: str  # exact | greedy-exact | approximate
+    reference: str  # what the guarantee is relative to
+    stats: Stats
+    trace: list[Event] = field(repr=False)
+    prompt_ids: list[int] = field(repr=False, default_factory=list)
+    stopped_by: str | int | None = None  # the stop string or token, if one ended the text
+    logprobs: list[TokenLogprob] | None = field(repr=False, default=None)
+    error: Exception | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the trace."""
+        out: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "stopped_by": self.stopped_by,
+            "method": self.method,
+            "model": self.model,
+            "guarantee": self.guarantee,
+            "reference": self.reference,
+            "stats": asdict(self.stats),
+        }
+        if self.logprobs is not None:
+            out["logprobs"] = self.logprobs
+        if self.error is not None:
+            out["error"] = f"{type(self.error).__name__}: {self.error}"
+        return out
+
+
+def trace_lines(
+    result: Result, index: int, decode: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """The trace as JSON objects, one per commit, with the text of its tokens."""
+    lines = []
+    for event in result.trace:
+        texts = [decode([token]) for token in event.tokens]
+        rejected_texts = [decode([token]) for token in event.rejected]
+        line = {**asdict(event), "request": index, "texts": texts}
+        lines.append({**line, "rejected_texts": rejected_texts})
+    return lines

@@ -1,0 +1,199 @@
+"""One sequence as methods see it: a canvas of tokens and blanks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from forerun.probability.logits import TokenHistory
+from forerun.probability.noise import mix
+from forerun.probability.outcomes import Outcome, Placement
+from forerun.sequence.logprobs import LogprobRecord
+from forerun.sequence.trace import Trace
+
+BLANK = -1
+
+O = TypeVar("O", bound=Outcome)  # noqa: E741
+
+
+def never_ends(token: int) -> str | None:
+    """The `ending` of a canvas that only its length ends."""
+    return None
+
+
+@dataclass(eq=False)
+class Draw(Generic[O]):
+    """What a method awaits to have a rule applied, batched with the others of its kind."""
+
+    rule: Callable[..., O]
+    arguments: tuple[object, ...]
+    seq: Canvas
+
+    def __await__(self) -> Generator[Draw[O], O, O]:
+        return (yield self)
+
+
+class Canvas:
+    """A canvas of tokens with blanks. Only `fill` and `edit` change it, and both leave a trace.
+
+    Generating fills a suffix; infilling fills holes. `ending(token)` says why the decided prefix
+    ends with this token, if it does.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        *,
+        history: TokenHistory,
+        ending: Callable[[int], str | None] = never_ends,
+        seed: int = 0,
+        sample: int = 0,
+    ):
+        self.tokens = np.array(tokens, dtype=np.int32)
+        self.blanks = np.flatnonzero(self.tokens == BLANK)  # positions to fill, from left to right
+        self.given = np.flatnonzero(self.tokens != BLANK)
+        self.history = history
+        self.ending = ending
+        self.trace = Trace()
+        self.logprobs = LogprobRecord(history.sampling.logprobs)
+        self.noise_key = mix(seed, sample)
+        self.draws = 0
+        self.finish_reason: str | None = None
+        self.final_end = len(self.tokens)  # tokens from here on may still be edited
+        self.known = self._first_blank_from(0)  # everything before this position is final
+        self._filled = 0  # blanks that are final, from the left
+        self._decided = 0  # blanks that are decided, wherever they are
+
+    def _first_blank_from(self, start: int) -> int:
+        blanks = np.flatnonzero(self.tokens[start:] == BLANK)
+        return start + int(blanks[0]) if len(blanks) else len(self.tokens)
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> np.ndarray:
+        """The decided prefix. A view: valid until the next `fill`."""
+        return self.tokens[: self.known]
+
+    @property
+    def filled(self) -> int:
+        """How many blanks, from the left, are decided with everything before them."""
+        return self._filled
+
+    @property
+    def first_blank(self) -> int:
+        """The position of the first blank; the canvas's end if there is none."""
+        return self._first_blank_from(self.known)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.blanks[: self.filled]].tolist()
+
+    @property
+    def remaining(self) -> int:
+        """How many blanks are left."""
+        return len(self.blanks) - self._decided
+
+    @property
+    def at_last(self) -> bool:
+        """Is at most one blank left?"""
+        return len(self.blanks) - self._filled <= 1
+
+    def next(self, n: int) -> list[int]:
+        """The positions of the next n blanks, fewer if fewer are left."""
+        if self._decided == self._filled:  # as in left-to-right decoding: all ahead is blank
+            return self.blanks[self._filled : self._filled + n].tolist()
+        ahead = np.flatnonzero(self.tokens[self.known :] == BLANK)
+        return (self.known + ahead[:n]).tolist()
+
+    def ends(self, token: int) -> bool:
+        """Would this token end the text? Drafting past it is wasted."""
+        return token in self.history.stop_tokens
+
+    def up_to_end(self, draft: Sequence[int]) -> list[int]:
+        """A draft up to the token that ends the text."""
+        for count, token in enumerate(draft, 1):
+            if self.ends(token):
+                return list(draft[:count])
+        return list(draft)
+
+    def draw(self, rule: Callable[..., O], *arguments: object) -> Draw[O]:
+        """Apply a rule to laws. Its outcome comes back as plain numbers."""
+        return Draw(rule, arguments, self)
+
+    def fill(
+        self,
+        positions: Sequence[int],
+        tokens: Sequence[int],
+        reason: str,
+        drafted: Sequence[int] = (),
+        branches: Sequence[int] = (),
+    ) -> None:
+        """Decide some blanks, up to the token that ends the text.
+
+        `drafted` is the whole draft that `tokens` were accepted from; the trace records a verdict
+        that accepts none of it, too. `branches` names the branches of the last answer whose laws
+        the tokens were drawn from, where that is not the first one.
+        """
+        written = 0
+        for position, token in zip(positions, tokens, strict=True):
+            if self.done:
+                break
+            assert self.tokens[position] == BLANK, f"position {position} is decided already"
+            self.tokens[position] = token
+            self.history.add(token)
+            self._decided += 1
+            self.logprobs.decided(position, token, branches[written] if branches else 0)
+            written += 1
+            if position == self.known:
+                self._extend()
+        if written or drafted:
+            rejected = drafted[len(tokens) :]
+            self.trace.record(reason, positions[:written], tokens[:written], drafted, rejected)
+
+    def place(self, placement: Placement, reason: str) -> None:
+        """`fill`, with each token beside its position."""
+        positions = [position for position, _ in placement]
+        self.fill(positions, [token for _, token in placement], reason)
+
+    def finalize(self, end: int) -> None:
+        """Make everything before `end` final. What lies behind may still be edited."""
+        self.final_end = end
+        self._extend()
+
+    def edit(self, placement: Placement) -> None:
+        """Replace decided tokens that are not final. The trace holds the tokens they replace."""
+        positions = [position for position, _ in placement]
+        replaced = self.tokens[positions].tolist()
+        for (position, token), old in zip(placement, replaced, strict=True):
+            assert position >= self.known and old != BLANK, f"position {position} is not editable"
+            self.tokens[position] = token
+            self.history.replace(old, token)
+            self.logprobs.decided(position, token)
+        tokens = [token for _, token in placement]
+        self.trace.record("edited", positions, tokens, rejected=replaced)
+
+    def _extend(self) -> None:
+        """Move the final prefix over what was filled, until the text ends, a blank comes, or tokens
+        may still be edited."""
+        end = min(len(self.tokens), self.final_end)
+        while self.known < end and not self.done and self.tokens[self.known] != BLANK:
+            reason = self._publish_next_blank()
+            self.known += 1
+            if reason is None and self.known == len(self.tokens):
+                reason = "length"
+            self.finish_reason = reason
+
+    def _publish_next_blank(self) -> str | None:
+        """If the next final position was a blank, count it. Why the text ends there, if it does."""
+        is_blank = self._filled < len(self.blanks) and self.blanks[self._filled] == self.known
+        if not is_blank:  # a given token
+            return None
+        self.logprobs.publish(self.known)
+        self._filled += 1
+        return self.ending(int(self.tokens[self.known]))

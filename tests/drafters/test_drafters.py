@@ -1,0 +1,54 @@
+"""What the lookup drafter copies, and how much of it."""
+
+import numpy as np
+import pytest
+
+from forerun.drafters.lookup import continuation
+from tests.helpers import fresh
+
+
+@pytest.mark.parametrize(
+    "text, k, expected",
+    [
+        ([1, 2, 3, 1, 2], 2, [3, 1]),
+        ([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 2, [4, 8]),  # the latest occurrence wins
+        ([7, 1, 2, 3, 8, 2, 4, 0, 1, 2], 1, [3]),  # a longer match wins over a later one
+        ([1, 2, 3], 3, []),
+        ([5], 3, []),
+        ([5, 5], 3, [5, 5, 5]),  # a copy that reaches the end goes on with itself
+        ([1, 2, 1, 2], 5, [1, 2, 1, 2, 1]),
+    ],
+)
+def test_what_followed_before_is_expected_again(text, k, expected):
+    assert continuation(np.array(text), 3, k) == expected
+
+
+def test_no_match_is_longer_than_asked_for():
+    text = np.array([1, 2, 3, 7, 9, 3, 8, 1, 2, 3])
+    assert continuation(text, 3, 1) == [7] and continuation(text, 1, 1) == [8]
+
+
+def drafted(token, **options):
+    import torch
+
+    m = fresh()
+    m.backbone.forward = lambda batch, slots: torch.nn.functional.one_hot(
+        torch.full((len(batch.reads_R),), token), m.vocab
+    ).float()
+    r = m.generate([5, 5, 5], method="lookup", ignore_eos=True, max_tokens=40, **options)
+    return [len(e.drafted) for e in r.trace if e.drafted]
+
+
+def test_drafts_grow_while_they_are_accepted():
+    assert drafted(5, k=10)[:3] == [3, 7, 10]
+
+
+def test_drafts_are_as_long_as_asked_without_adapting():
+    assert drafted(5, k=10, adapt=False)[:2] == [10, 10]
+
+
+def test_a_draft_ends_with_the_end_token():
+    m = fresh()
+    end = next(iter(m.eos))
+    r = m.generate([end, 5, end, 5], method="lookup", k=6, adapt=False, max_tokens=10)
+    assert r.trace[0].drafted == [end]

@@ -1,0 +1,202 @@
+"""The same tokens on CUDA as on a CPU, batched and alone, for every architecture and method.
+
+Run by tests/gpu/test_cuda.py where there is a CUDA device, or alone, without pytest:
+PYTHONPATH=src python -m tests.gpu.checks
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import torch
+
+import forerun
+from forerun.certify.testing import laws_along
+from forerun.checkpoints import tiny
+from forerun.options import Sampling
+
+PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
+LONG = [[*range(3, 250)] * 2, [*range(9, 200), 4]]  # whose slots are read in several shares
+METHODS = {
+    "ar": {},
+    "lookup": {"k": 4},
+    "speculative": {"k": 3},
+    "jacobi": {"block": 5},
+    "multiblock": {"block": 5, "blocks": 3, "spawn": 0.0},
+    "lookahead": {"window": 4},
+}
+BLOCKS = {
+    "block": {"threshold": 0.02},
+    "block-ssd": {"drafts": 3},
+    "s2d2": {"router": "score", "enough": 1.0, "threshold": 0.02},
+    "s2d2 text": {"causal": "text"},
+    "s2d2 edit": {"edit": 0.01},
+    "s2d2-exact": {"k": 4, "ahead": "every"},
+    "s2d2-canvases": {"router": "bandit"},
+}
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": dict(temperature=0.8, top_p=0.9, frequency_penalty=0.3, seed=5),
+}
+CASES = [
+    *(
+        case
+        for case in itertools.product(tiny.BLOCK, BLOCKS, SAMPLINGS, ("float64",))
+        # Edits need rows that speak of their own tokens, and no penalties, which would punish a
+        # decided token for being there.
+        if case[1] != "s2d2 edit" or (case[0] != "block-shifted" and case[2] == "greedy")
+    ),
+    *itertools.product(tiny.ARCHITECTURES, METHODS, SAMPLINGS, ("float32", "float64")),
+]
+
+
+HOLES = [[None, 4, None, None, 9, None, 30, None], [3, 4, 5, 6, *[None] * 20], [*[None] * 6, 5, 6]]
+INFILLING = {
+    "sequential": {},
+    "assd": {},
+    "assd every": {"ahead": "every", "k": 3},
+    "assd ngram": {"draft": "ngram"},
+}
+CANVASES = {
+    "stepwise": {"block": 4},
+    "stepwise dual": {"block": 4, "cache": "dual", "refresh": 3},
+    "ssd": {"block": 4},
+    "ssd prefix": {"block": 4, "cache": "prefix"},
+    "threshold": {"threshold": 0.05},
+}
+FILLING = {**INFILLING, **CANVASES}
+HOLE_CASES = [
+    *itertools.product(tiny.ANY_SUBSET, INFILLING, SAMPLINGS, ("float32", "float64")),
+    *itertools.product(tiny.MASKED, CANVASES, SAMPLINGS, ("float64",)),
+]
+
+
+def load(arch: str, device: str, dtype: str, lanes: int = 8) -> forerun.Model:
+    return forerun.load(f"tiny:{arch}", device=device, dtype=dtype, lanes=lanes, max_context=128)
+
+
+def tokens_of(results: list) -> list[list[int]]:
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return [result.token_ids for result in results]
+
+
+def same_tokens_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    outputs = {}
+    for device in ("cpu", "cuda"):
+        target = load(arch, device, dtype)
+        options = {
+            **{**METHODS, **BLOCKS}[method],
+            **SAMPLINGS[sampling],
+            "method": method.split()[0],
+            "max_tokens": 24,
+            "ignore_eos": True,
+        }
+        if method == "speculative":
+            options["draft"] = load(arch, device, dtype)
+        outputs[device] = tokens_of(target.generate(PROMPTS, **options))
+        outputs[f"{device}, alone"] = [
+            target.generate(prompt, **options).token_ids for prompt in PROMPTS
+        ]
+    expected = outputs["cpu"]
+    for where, tokens in outputs.items():
+        assert tokens == expected, f"{arch} {method} {sampling} {dtype}: {where} differs"
+
+
+def same_holes_on_cuda(arch: str, method: str, sampling: str, dtype: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    outputs = {}
+    for device in ("cpu", "cuda"):
+        target = load(arch, device, dtype)
+        options = {**FILLING[method], **SAMPLINGS[sampling], "method": method.split()[0]}
+        outputs[device] = tokens_of(target.infill(token_ids=HOLES, **options))
+        outputs[f"{device}, alone"] = [
+            target.infill(token_ids=canvas, **options).token_ids for canvas in HOLES
+        ]
+    expected = outputs["cpu"]
+    for where, tokens in outputs.items():
+        assert tokens == expected, f"{arch} {method} {sampling} {dtype}: {where} differs"
+
+
+def gaps_explain_differences(name: str, method: str, dtype: str) -> None:
+    """Captured forwards may choose other tokens than plain ones, but only where the two are about
+    as likely."""
+    models = [
+        forerun.load(name, device="cuda", dtype=dtype, lanes=6, graphs=graphs)
+        for graphs in (None, False)
+    ]
+    options = dict(method=method, max_tokens=48, ignore_eos=True)
+    captured, plain = (tokens_of(m.generate(PROMPTS + LONG, **options)) for m in models)
+    sizes = models[0].host.runner.captured
+    assert max(size.splits for size in sizes) > 1
+    assert not models[1].host.runner.captured
+    twin = forerun.load(name, device="cpu", dtype="float32", lanes=1)
+    for prompt, a, b in zip(PROMPTS + LONG, captured, plain):
+        at = next((i for i in range(len(a)) if a[i] != b[i]), None)
+        if at is not None:
+            laws = laws_along(twin, prompt, b[: at + 1], Sampling(temperature=1.0), frozenset())
+            log_V = laws[-1].double().log()
+            gap = abs(float(log_V[a[at]] - log_V[b[at]]))
+            assert gap < (0.2 if dtype == "bfloat16" else 1e-3), (
+                f"{name} {method} {dtype}: token {at} differs by {gap:.4f} nats"
+            )
+
+
+GAP_CASES = [
+    (name, method, dtype)
+    for name, method in (
+        ("zoo:ar", "ar"),
+        ("zoo:ar", "jacobi"),
+        ("zoo:ar", "multiblock"),
+        ("zoo:block", "s2d2-exact"),
+        ("zoo:any-subset", "sequential"),
+    )
+    for dtype in ("bfloat16", "float32")
+]
+
+
+def check(job: tuple) -> str | None:
+    """Run one check in a process of its own; say what went wrong, if anything."""
+    function, case = job
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "forwards of this model are not captured")
+            function(*case)
+    except Exception as error:
+        return f"{function.__name__} {case}: {type(error).__name__}: {str(error)[:300]}"
+    return None
+
+
+def main() -> None:
+    start = time.perf_counter()
+    jobs = [(gaps_explain_differences, case) for case in GAP_CASES]
+    same = [(same_tokens_on_cuda, case) for case in CASES] + [
+        (same_holes_on_cuda, case) for case in HOLE_CASES
+    ]
+    jobs += sorted(same, key=lambda job: job[1][-1])  # float32 first: float64 is never captured
+    failed = []
+    with ProcessPoolExecutor(
+        min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn")
+    ) as pool:
+        for done in as_completed([pool.submit(check, job) for job in jobs]):
+            if done.result():
+                failed.append(done.result())
+                print(failed[-1], flush=True)
+    seconds = time.perf_counter() - start
+    device = torch.cuda.get_device_name()
+    passed = len(jobs) - len(failed)
+    print(f"{passed} passed, {len(failed)} failed on {device} in {seconds:.0f} s")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from tests.gpu.checks import (
+    CASES,
+    GAP_CASES,
+    HOLE_CASES,
+    gaps_explain_differences,
+    same_holes_on_cuda,
+    same_tokens_on_cuda,
+)
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.filterwarnings("error:forwards of this model are not captured")
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_cuda_gives_the_tokens_of_the_cpu(case):
+    same_tokens_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", HOLE_CASES, ids="-".join)
+def test_cuda_fills_holes_as_the_cpu_does(case):
+    same_holes_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", GAP_CASES, ids="-".join)
+def test_captured_forwards_part_from_plain_ones_only_where_tokens_are_as_likely(case):
+    gaps_explain_differences(*case)

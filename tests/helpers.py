@@ -1,0 +1,114 @@
+"""What several tests share: models that need no weights, loaded once per process, and ways to ask
+them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+import forerun
+from forerun.api import Model
+from forerun.checkpoints import tiny
+from forerun.options import Sampling
+from forerun.sequence.canvas import BLANK
+
+ROOT = Path(__file__).parents[1]
+ARCHITECTURES = tiny.ARCHITECTURES
+PROMPTS = [
+    [10, 20, 30, 10, 20],
+    [7],
+    list(range(40, 70)),
+    [5, 5, 5, 9, 5, 5],
+    [100, 3, 100, 3, 100],
+]
+
+
+@cache
+def network(arch: str, dtype: torch.dtype = torch.float32, seed: int = 0):
+    """A tiny random `transformers` model, as the library made it."""
+    return tiny.build(arch, seed, dtype)
+
+
+@cache
+def model(
+    arch: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, lanes: int = 8
+) -> Model:
+    """The same weights behind our engine."""
+    return _model(arch, dtype, seed, lanes, name=f"tiny:{arch}:{seed}")
+
+
+def fresh(
+    arch: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    lanes: int = 8,
+    seed: int = 0,
+    **changes,
+) -> Model:
+    """A model with an engine of its own, for tests that disturb it."""
+    return _model(arch, dtype, seed, lanes, name="fresh", **changes)
+
+
+def _model(arch, dtype, seed, lanes, name, **changes) -> Model:
+    built = tiny.build(arch, seed, dtype, **changes)
+    return forerun.from_network(built, tiny.tokenizer(), name=name, lanes=lanes, max_context=160)
+
+
+def tokens_of(results):
+    return [result.token_ids for result in results]
+
+
+def ask(m, canvas, question):
+    """One question about a canvas (None is a blank), from scratch."""
+    for memo in m.host.memos:
+        memo.forget()
+    tokens = [BLANK if token is None else token for token in canvas]
+    seq = m.canvas(tokens, Sampling(temperature=1.0))
+    answer = []
+
+    async def run():
+        answer.append(await question(m.handle(), seq))
+
+    m.run_to_end(seq, run)
+    return answer[0]
+
+
+def caught(certificate):
+    """The certificate is refused, and by a wide margin: mistakes do not hide near the tolerance."""
+    off = certificate.distance > 1e-3 or abs(certificate.mass - 1) > 1e-3
+    return not certificate.holds and off
+
+
+def run(*words, **settings):
+    """A command line, run in this process."""
+    from typer.testing import CliRunner  # a machine that only checks a GPU may lack it
+
+    from forerun.cli import app
+
+    return CliRunner().invoke(app, list(map(str, words)), **settings)
+
+
+def hears_ctrl_c() -> None:
+    """For `preexec_fn`: a process that was started in the background hears no interrupt, nor do
+    those it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def in_blocks(length, size):
+    """Which of `length` positions each sees, in blocks of a size."""
+    block = np.arange(length) // size
+    return block[None] <= block[:, None]
+
+
+def write_checkpoint(folder, config, weights):
+    """A checkpoint in its published layout."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(whole, folder / "model.safetensors")
+    return str(folder)

@@ -1,0 +1,132 @@
+"""A package outside the repository brings a method and a whole family: those of docs/extending.md,
+installed with pip and used by name."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from forerun import registry
+from forerun.errors import BadOption
+from tests.helpers import ROOT, network
+
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
+
+
+def block(kind, words):
+    """The block of the page that has these words in it."""
+    return next(text for found, text in BLOCKS if found == kind and words in text)
+
+
+def install(folder, target, module, code, entry_points):
+    """A package of one module."""
+    (folder / f"{module}.py").write_text(code)
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        f'[project]\nname = "forerun-{module}"\nversion = "0"\n{entry_points}\n'
+        f'[tool.hatch.build.targets.wheel]\ninclude = ["{module}.py"]\n'
+    )
+    words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--target", target, folder]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *map(str, words)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """The environment of a process in which both documented packages are installed."""
+    target = tmp_path_factory.mktemp("site")
+    for module in ("echo", "bigram"):
+        code = block("python", f'@method("{"echo" if module == "echo" else "ask-everywhere"}"')
+        entry_points = block("toml", f'"{module}:')
+        install(tmp_path_factory.mktemp(module), target, module, code, entry_points)
+    path = os.pathsep.join([str(target), str(ROOT / "src")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def run(outside, code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=outside)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_outside_method_runs_by_name_and_equals_its_reference(outside):
+    code = """
+import forerun, json
+m = forerun.load("tiny", max_context=64)
+prompts = [[5, 5, 5], [1, 2]]
+echo = m.generate(prompts, method="echo", k=3, max_tokens=12)
+plain = m.generate(prompts, max_tokens=12)
+tokens = [[r.token_ids for r in results] for results in (echo, plain)]
+print(json.dumps([*tokens, echo[0].guarantee]))
+"""
+    echo, ar, guarantee = json.loads(run(outside, code))
+    assert echo == ar and guarantee == "exact"
+
+
+def test_an_outside_method_is_listed_with_its_options(outside):
+    code = """
+import sys
+sys.argv = ["forerun", "methods", "echo", "--json"]
+from forerun.cli import main
+main()
+"""
+    [row] = json.loads(run(outside, code))
+    assert row["options"]["k"]["default"] == 4
+
+
+def test_the_documented_proof_holds(outside):
+    run(outside, block("python", "certify_case"))
+
+
+def test_an_outside_family_brings_a_question_of_its_own_and_all_methods_run_on_it(outside):
+    run(outside, block("python", "from bigram import"))
+
+
+def test_other_models_say_that_they_do_not_answer_an_outside_question(outside):
+    code = """
+import forerun
+try:
+    forerun.load("tiny").generate([1], method="ask-everywhere")
+except forerun.ForerunError as error:
+    print(error)
+"""
+    assert "needs a model that says what follows every token" in run(outside, code)
+
+
+def test_an_unknown_name_says_what_is_known_including_what_is_installed(outside):
+    code = """
+from forerun import registry
+try:
+    registry.get("methods", "ecko")
+except ValueError as error:
+    print(error)
+"""
+    assert "'echo'" in run(outside, code)
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
+    broken = EntryPoint("lost", "no_such_module:thing", "forerun.routers")
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [broken] if group == "forerun.routers" else []
+    )
+    with pytest.raises(BadOption, match=r"router='lost'.*no_such_module:thing.*No module"):
+        registry.get("routers", "lost")
+
+
+def test_a_package_that_cannot_be_imported_harms_only_those_who_ask_for_it(monkeypatch):
+    broken = EntryPoint("lost", "no_such_module:thing", "forerun.families")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
+    with pytest.warns(UserWarning, match="family='lost'"):
+        assert "lost" not in registry.usable("families")
+    with pytest.warns(UserWarning, match="no_such_module"):
+        assert registry.family_for(tiny_config()).name == "causal"
+
+
+def tiny_config():
+    return network("llama").config
