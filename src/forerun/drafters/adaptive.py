@@ -16,9 +16,10 @@ PRIOR_TRIED = 2.5
 
 
 def adaptive_length(seq: Canvas, most: int) -> int:
-    """At least one token, at most `most`, while the chance that all are accepted is worth it."""
+    """At least one token, if any may be drafted, and at most `most`: while the chance that all are
+    accepted is worth it."""
     drafts = seq.trace.drafts()[-RECENT:]
     accepted = sum(event.accepted for event in drafts) + PRIOR_ACCEPTED
     tried = sum(min(len(event.drafted), event.accepted + 1) for event in drafts) + PRIOR_TRIED
     rate = accepted / tried
-    return max(1, min(most, int(math.log(LEAST_CHANCE) / math.log(rate))))
+    return min(most, max(1, int(math.log(LEAST_CHANCE) / math.log(rate))))

@@ -50,6 +50,8 @@ class DiffusionDrafter:
         metadata={"help": "what drafts those: lookup, or a smaller left-to-right model"},
     )
     opening: Drafter | None = None  # what `first_draft` names
+    # Forwards of this sequence so far: the first one trusts no keys of an earlier request.
+    _forwards: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
@@ -90,8 +92,7 @@ class DiffusionDrafter:
     ) -> Tensor:
         """The laws of some blanks given the text and what is drafted so far."""
         if isinstance(self.model, CanvasFiller):
-            start = now[0] if self.keep else 0
-            scope = CacheScope("prefix", start, length, fresh=not self.keep, length=length)
+            scope = self._scope(now[0], length)
             [laws] = await self.model.canvases(seq, [now], [placed], scope)
             return laws.law
         if not placed:
@@ -102,6 +103,13 @@ class DiffusionDrafter:
             seq, chain, len(now) - 1, [len(chain)]
         )
         return torch.cat([verdict[len(chain) :], drafts])
+
+    def _scope(self, first: int, length: int) -> CacheScope:
+        """What of the drafter's cache is trusted: nothing, or with `keep` all before the draft."""
+        begins = not self._forwards
+        self._forwards.append(first)
+        start = first if self.keep else 0
+        return CacheScope("prefix", start, length, fresh=begins or not self.keep, length=length)
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,8 @@ class ConfidenceDrafter(DiffusionDrafter):
         share = -(-len(positions) // self.steps)
         placed: list[tuple[int, int]] = []
         laws: dict[int, Tensor] = {}
-        start = positions[0] if self.keep else 0
-        scope = CacheScope("prefix", start, fresh=not self.keep, length=positions[-1] + 1)
         while len(placed) < len(positions):
+            scope = self._scope(positions[0], positions[-1] + 1)
             now = [position for position in positions if position not in laws]
             [answer] = await self.model.canvases(seq, [now], [placed], scope)
             law = tempered(answer.law, self.draft_temperature)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class Engine:
         self.clock = Clock()
         self._prefetched: Prefetch | None = None
         self._sampler = sampler
+        self._in_step = False
+        self._to_cancel: deque[Ticket] = deque()
 
     def add_model(
         self, backbone: Backbone, room: int, impossible_tokens: Sequence[int] = ()
@@ -76,9 +79,17 @@ class Engine:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a request now; its lane is free at once. Nothing happens if it is over already."""
-        if ticket.over:
-            return
+        """End a request; its lane is free at once. Nothing happens if it is over already.
+
+        Whoever cancels in the middle of a step, such as the garbage collector that finds an
+        abandoned stream, leaves a message: it is applied when the step is done.
+        """
+        if self._in_step:
+            self._to_cancel.append(ticket)
+        elif not ticket.over:
+            self._cancel(ticket)
+
+    def _cancel(self, ticket: Ticket) -> None:
         ticket.seq.finish_reason = ticket.seq.finish_reason or "cancelled"
         if ticket in self.queue:
             self.queue.remove(ticket)
@@ -100,6 +111,15 @@ class Engine:
     def step(self) -> None:
         """Admit who is waiting for a lane, then serve the cheapest thing wanted, to all who want
         it."""
+        self._in_step = True
+        try:
+            self._serve_cheapest()
+        finally:
+            self._in_step = False
+            while self._to_cancel:
+                self.cancel(self._to_cancel.popleft())
+
+    def _serve_cheapest(self) -> None:
         began = time.perf_counter()
         self._admit()
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
@@ -139,6 +159,7 @@ class Engine:
             ticket.started = time.perf_counter()
             try:
                 coroutine = ticket.start()
+                check_coroutine(coroutine)
             except Exception as error:
                 ticket.error = error
                 ticket.seq.finish_reason = "error"
@@ -195,7 +216,8 @@ class Engine:
         self._end(one)
 
     def _end(self, one: Running) -> None:
-        one.coroutine.close()
+        with suppress(Exception):  # a method that awaits while it is closed ends all the same
+            one.coroutine.close()
         one.waits_for = None
         one.last_question = None
         self.running.remove(one)
@@ -266,6 +288,12 @@ class Engine:
         outcome = draws[0].rule(*batched, sampler)
         if not isinstance(outcome, Outcome):
             raise NotAble(f"a rule must return an Outcome, not {type(outcome).__name__}.")
+        for name, column in outcome.columns().items():
+            if len(column) != len(draws):
+                raise NotAble(
+                    f"a rule must return one row per sequence: {name!r} has {len(column)} for "
+                    f"{len(draws)}."
+                )
         self.clock.mark("rules", device)
         return outcome
 
@@ -322,6 +350,12 @@ class Engine:
             answers.append([answer_of(question, *pair) for pair in pairs])
         self.clock.rules += time.perf_counter() - began
         return answers
+
+
+def check_coroutine(started: object) -> None:
+    """Refuse a method that is no `async` function."""
+    if not isinstance(started, Coroutine):
+        raise NotAble(f"a method must be an async function; this one returned {started!r}.")
 
 
 def count_forward(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

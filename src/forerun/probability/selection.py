@@ -114,13 +114,17 @@ def entropy_bounded(bound: float) -> SelectionRule:
 
 @cache
 def reveal(probability: float) -> SelectionRule:
-    """Every blank on its own with this probability: a step of the reverse process."""
+    """Every blank on its own with this probability: a step of the reverse process.
+
+    One draw decides whether a blank stays masked or which token it becomes, so that a sequence's
+    noise does not depend on how many blanks its neighbours have.
+    """
 
     def rule(where_BN: Tensor, law_BNV: Tensor, sample: Sampler) -> Selection:
-        token_BN = sample.many(law_BNV)
-        coin_2 = law_BNV.new_tensor([1 - probability, probability])
-        chosen_BN = sample.many(coin_2.expand(*where_BN.shape, 2)) > 0
-        return selected(token_BN, chosen_BN & (where_BN >= 0))
+        stays_BN1 = torch.full_like(law_BNV[..., :1], 1 - probability)
+        outcome_BN = sample.many(torch.cat([probability * law_BNV, stays_BN1], -1))
+        chosen_BN = (outcome_BN < law_BNV.shape[-1]) & (where_BN >= 0)
+        return selected(outcome_BN, chosen_BN)
 
     return rule
 

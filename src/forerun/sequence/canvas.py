@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from forerun.errors import NotAble
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import mix
 from forerun.probability.outcomes import Outcome, Placement
@@ -145,6 +146,7 @@ class Canvas:
             if self.done:
                 break
             assert self.tokens[position] == BLANK, f"position {position} is decided already"
+            self._check_token(token)
             self.tokens[position] = token
             self.history.add(token)
             self._decided += 1
@@ -155,6 +157,14 @@ class Canvas:
         if written or drafted:
             rejected = drafted[len(tokens) :]
             self.trace.record(reason, positions[:written], tokens[:written], drafted, rejected)
+
+    def _check_token(self, token: int) -> None:
+        """Refuse what is no token: it would fail the next forward of everybody."""
+        if not 0 <= token < self.history.vocab:
+            raise NotAble(
+                f"a method decided on token {token}, but ids run from 0 to "
+                f"{self.history.vocab - 1}."
+            )
 
     def place(self, placement: Placement, reason: str) -> None:
         """`fill`, with each token beside its position."""
