@@ -30,7 +30,9 @@ def test_a_right_method_holds_with_the_power_that_was_asked_for():
 
 def test_it_holds_under_sampling_parameters_too():
     assert (
-        check(temperature=0.7, top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.2).verdict
+        check(
+            temperature=0.7, top_p=0.9, frequency_penalty=0.5, repetition_penalty=1.2, beta=0.2
+        ).verdict
         == "holds"
     )
 

@@ -3,6 +3,7 @@ keeps its books."""
 
 import gc
 import random
+from itertools import pairwise
 
 import psutil
 import pytest
@@ -31,7 +32,7 @@ def options(method, sampling, arch="llama", dtype=torch.float32):
     # A drafter that resembles its target: the same architecture with other weights would never
     # agree.
     draft = {"draft": model(arch, dtype)} if method == "speculative" else {}
-    return {**METHODS[method], **SAMPLINGS[sampling], **draft, "max_tokens": 14}
+    return {**METHODS[method], **SAMPLINGS[sampling], **draft, "max_tokens": 9}
 
 
 def engine_of(arch, dtype, lanes):
@@ -385,8 +386,7 @@ def test_ten_thousand_requests_leave_memory_where_it_was():
         gc.collect()
         return process.memory_info().rss
 
-    serve(2000)  # allocators take what they will keep
-    halves = [serve(4000), serve(4000)]
-    assert halves[1] - halves[0] < 4 * 2**20, (
-        f"memory grew by {(halves[1] - halves[0]) / 2**20:.1f} MiB"
-    )
+    sizes = [serve(2500) for _ in range(4)]
+    growth = [(after - before) / 2**20 for before, after in pairwise(sizes)]
+    # An allocator may take more once; a leak takes more every time.
+    assert min(growth) < 2, f"memory grew by {growth} MiB"

@@ -56,7 +56,7 @@ def said(results):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_going_ahead_changes_only_speed(arch, sampling, lanes, ahead, monkeypatch):
-    how = dict(max_tokens=24, method="ar", **SAMPLINGS[sampling])
+    how = dict(max_tokens=14, method="ar", **SAMPLINGS[sampling])
     went = said(fresh(arch, torch.float64, lanes=lanes).generate(PROMPTS, **how))
     assert len(ahead) > 5
     monkeypatch.setattr(Engine, "prefetches", False)

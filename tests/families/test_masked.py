@@ -72,7 +72,7 @@ def test_several_canvases_in_one_forward_are_each_as_if_alone(kind):
 def test_ssd_writes_what_stepwise_writes_in_no_more_forwards(kind, cache, block):
     for dtype in (torch.float32, torch.float64):
         m = model(kind, dtype)
-        how = dict(max_tokens=10, block=block, cache=cache, refresh=4, ignore_eos=True)
+        how = dict(max_tokens=9, block=block, cache=cache, refresh=4, ignore_eos=True)
         slow = m.generate(PROMPTS, method="stepwise", **how)
         trees = [
             dict(drafts=0),
@@ -103,7 +103,7 @@ def test_batched_equals_alone(kind, cache, method):
     for temperature in (0.0, 0.8):
         how = dict(
             method=method,
-            max_tokens=10,
+            max_tokens=7,
             block=4,
             cache=cache,
             temperature=temperature,
