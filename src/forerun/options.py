@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -233,9 +234,10 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def _sequence(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise BadOption(f"{name}={value!r} must be a list.")
-    return tuple(value)
+    if not isinstance(value, str | bytes | Mapping):
+        with suppress(TypeError):  # of arrays and tensors, some say that they are no list only here
+            return tuple(value)
+    raise BadOption(f"{name}={value!r} must be a list.")
 
 
 def _require(fine: bool, name: str, value: Any, right: str) -> None:

@@ -3,15 +3,19 @@
 import gc
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
+from forerun.backbones import attention
 from forerun.drafters.adaptive import adaptive_length
-from forerun.errors import NotAble
+from forerun.errors import BadOption, NotAble
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
+from forerun.probability.lossy import tolerant
 from forerun.probability.outcomes import Outcome
 from forerun.sequence.canvas import BLANK
+from forerun.sequence.rows import Plan
 from tests.helpers import PROMPTS, fresh, model
 
 
@@ -146,3 +150,145 @@ def test_a_token_that_does_not_exist_fails_only_who_decided_on_it(token):
 
     bad, good, _ = beside(hostile)
     assert f"token {token}" in str(bad.error) and good.token_ids == alone()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(method="assd", draft=model(), k=3),
+        dict(method="specdiff", draft=model("masked"), k=3, first=4, first_draft=model()),
+    ],
+    ids=["assd", "first_draft"],
+)
+def test_a_left_to_right_draft_has_nothing_to_say_of_a_leading_hole(how):
+    m = fresh("any-subset", lanes=2)
+    holes = [None, None, 5, None, 9, None]
+    expected = m.infill(token_ids=holes, method="sequential").token_ids
+    first = m.submit_infill(token_ids=holes, **how)
+    second = m.submit_infill(token_ids=[8, None, None, 4], **how)
+    m.engine.run()
+    assert first.results()[0].token_ids == expected
+    alone = m.infill(token_ids=[8, None, None, 4], method="sequential").token_ids
+    assert second.results()[0].token_ids == alone
+
+
+@torch.inference_mode()
+def poisoned(m, lane=0):
+    """Slots as a request leaves them whose forwards were no numbers."""
+    for keys, values in zip(m.host.slots.keys, m.host.slots.values):
+        keys[lane] = torch.nan
+        values[lane] = torch.nan
+    m.host.memos[lane].forget()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "masked", "block", "any-subset", "xlnet"])
+def test_what_an_earlier_request_left_in_the_slots_reaches_nobody(kind):
+    m = fresh(kind, lanes=2)
+    how = dict(max_tokens=6, ignore_eos=True)
+    if kind == "xlnet":
+        ask = lambda: m.infill(token_ids=[4, None, None, 9, None]).token_ids
+    else:
+        ask = lambda: m.generate([PROMPTS[0], PROMPTS[2]], **how)[1].token_ids
+    expected = ask()
+    poisoned(m, 0)
+    poisoned(m, 1)
+    assert ask() == expected
+
+
+def test_side_by_side_attention_does_not_multiply_what_nobody_sees(monkeypatch):
+    m = fresh(lanes=2)
+    expected = [r.token_ids for r in m.generate(PROMPTS[1:3], max_tokens=4, ignore_eos=True)]
+    monkeypatch.setattr(attention, "_one_by_one", attention._side_by_side)
+    poisoned(m, 0)
+    poisoned(m, 1)
+    found = m.generate(PROMPTS[1:3], max_tokens=4, ignore_eos=True)
+    assert [r.token_ids for r in found] == expected
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "lookup"])
+def test_an_interrupt_while_one_is_served_changes_nothing_for_the_others(method):
+    how = dict(method=method, temperature=1.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    m = fresh(dtype=torch.float64, lanes=3)
+    expected = [m.generate(PROMPTS[i], seed=i, **how) for i in range(3)]
+    jobs = [m.submit(PROMPTS[i], seed=i, **how) for i in range(3)]
+    m.engine.step()
+    interrupted = jobs[0].jobs[0].ticket
+    changes = 0
+
+    def interrupt():  # where Python delivers one: between the answers of two sequences
+        nonlocal changes
+        changes += 1
+        if changes in (2, 4):
+            raise KeyboardInterrupt
+
+    interrupted.on_change = interrupt
+    while m.engine.busy:
+        try:
+            m.engine.step()
+        except KeyboardInterrupt:
+            assert len(m.engine.running) >= 2
+    for job, alone in zip(jobs[1:], expected[1:]):
+        [found] = job.results()
+        assert found.token_ids == alone.token_ids
+        assert found.stats.forwards == alone.stats.forwards
+        pairs = zip(found.logprobs, alone.logprobs, strict=True)
+        assert all(ours["logprob"] == pytest.approx(own["logprob"]) for ours, own in pairs)
+
+
+def test_an_interrupted_decision_ends_its_request_and_no_other():
+    m = fresh(lanes=2)
+    bad = m.submit(PROMPTS[1], max_tokens=5)
+    good = m.submit(PROMPTS[0], max_tokens=6, ignore_eos=True)
+    job = bad.jobs[0]
+
+    async def interrupted(seq, target):
+        await target.next_law(seq)
+        raise KeyboardInterrupt
+
+    job.ticket.start = lambda: interrupted(job.seq, m.handle())
+    with pytest.raises(KeyboardInterrupt):
+        m.engine.run()
+    m.engine.run()
+    assert "interrupted" in str(bad.results()[0].error)
+    assert good.results()[0].token_ids == alone() and m.engine.free_lanes == [0, 1]
+
+
+def test_a_plan_without_rows_fails_alone():
+    async def hostile(seq, target):
+        await target.ask(seq, Plan(np.zeros((5, 0), np.int32), [np.zeros(0, int)], 0), [])
+
+    bad, good, _ = beside(hostile)
+    assert "0 rows" in str(bad.error) and good.token_ids == alone()
+
+
+@pytest.mark.parametrize("ahead", ["whole", "every"])
+def test_drafts_of_every_prefix_fit_into_a_lane_or_are_left_out(ahead):
+    m = fresh("any-subset", lanes=1)
+    how = dict(max_tokens=100, ignore_eos=True)
+    expected = m.generate(PROMPTS[0], method="sequential", **how).token_ids
+    assert m.generate(PROMPTS[0], method="assd", ahead=ahead, k=16, **how).token_ids == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-100, 1e-46, 1e39, 1e300])
+def test_temperatures_beyond_a_float_are_the_limit_that_they_mean(temperature, dtype):
+    m = model("llama", dtype)
+    how = dict(max_tokens=4, ignore_eos=True, allowed_tokens=range(20))
+    found = m.generate(PROMPTS[0], temperature=temperature, **how)
+    cold = m.generate(PROMPTS[0], **how)
+    assert len(found.token_ids) == 4
+    assert temperature > 1 or found.token_ids == cold.token_ids
+
+
+def test_a_scalar_where_a_list_belongs_is_refused_by_name():
+    for value in (torch.tensor(2), np.array(2), 2, "2"):
+        with pytest.raises(BadOption, match=r"stop_token_ids=.* must be a list"):
+            Sampling(stop_token_ids=value)
+    assert Sampling(stop_token_ids=torch.tensor([2, 3])).stop_token_ids == (2, 3)
+
+
+def test_rules_made_from_options_are_not_kept_for_ever():
+    for epsilon in range(1000):
+        tolerant(epsilon / 1000)
+    assert tolerant.cache_info().currsize <= 64
+    assert tolerant(0.5) is tolerant(0.5), "sequences with one tolerance share a batch"

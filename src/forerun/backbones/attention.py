@@ -64,10 +64,11 @@ def _one_by_one(q_THD: Tensor, call: LayerAttention) -> Tensor:
 def _side_by_side(q_THD: Tensor, call: LayerAttention) -> Tensor:
     """All sequences in one call, padded to the longest, with a mask from the five integers."""
     padded = call.batch.padded(call.window)
+    unseen_BS11 = padded.unseen_BS[:, :, None, None]  # what others left there may be no number
     out_BTE = _grouped(
         q_THD[padded.gather_BT],
-        call.keys[padded.lanes, : padded.slots],
-        call.values[padded.lanes, : padded.slots],
+        call.keys[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
+        call.values[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
         padded.mask_BTS[:, None, None],
         call.scale,
     )

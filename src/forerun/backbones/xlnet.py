@@ -98,6 +98,8 @@ class XLNetBackbone(SlottedBackbone):
         q_THD = q_all[segment.offset : segment.offset + segment.rows]
         keys_SHD = keys[segment.lane, : segment.end]
         values_SHD = values[segment.lane, : segment.end]
+        if view.unseen_S is not None:  # whatever an earlier request left there, times zero
+            values_SHD = values_SHD.masked_fill(view.unseen_S[:, None, None], 0)
         by_content = torch.einsum("thd,shd->hts", q_THD + layer.content_bias, keys_SHD)
         by_distance = torch.einsum(
             "thd,phd->htp", q_THD + layer.position_bias, layer.position_keys[view.distances]
@@ -120,7 +122,10 @@ class SegmentView:
         # the part of the table of distances that is needed, and each slot's place in it
         self.distances = slice(nearest + context - 1, furthest + context)
         self.distance_TS = torch.from_numpy(distance_TS - nearest).to(device)
-        self.mask_TS = torch.from_numpy(visible(segment)).to(device)
+        mask_TS = visible(segment)
+        self.mask_TS = torch.from_numpy(mask_TS).to(device)
+        unseen_S = ~mask_TS.any(0)
+        self.unseen_S = torch.from_numpy(unseen_S).to(device) if unseen_S.any() else None
 
 
 def queries(segment: Segment) -> np.ndarray:

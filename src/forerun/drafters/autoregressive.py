@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forerun.drafters.base import Draft
+from forerun.drafters.base import NO_DRAFT, Draft
 from forerun.families.base import ChainScorer
 from forerun.options import check_positive
 from forerun.probability.acceptance import sample_token
@@ -28,6 +28,8 @@ class ModelDrafter:
         check_positive("draft_temperature", self.draft_temperature)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
+        if not self.model.family.can_begin(seq):  # a hole at the very beginning
+            return NO_DRAFT
         tokens: list[int] = []
         laws = []
         while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):

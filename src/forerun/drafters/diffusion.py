@@ -68,6 +68,8 @@ class DiffusionDrafter:
     async def propose(self, seq: Canvas, k: int) -> Draft:
         if seq.history.generated < self.first and self.opening is not None:
             return await self.opening.propose(seq, k)
+        if not self.model.family.can_begin(seq):
+            return NO_DRAFT
         count = adaptive_length(seq, k) if self.adapt else k
         return await self.fill(seq, seq.next(count))
 

@@ -46,6 +46,13 @@ class NoOutcome(ForerunError):
         )
 
 
+class Interrupted(ForerunError):
+    """The caller's program was interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__("interrupted while this request was being decoded.")
+
+
 class Engine:
     """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of
     draws."""
@@ -186,8 +193,13 @@ class Engine:
         return best
 
     def _resume(self, one: Running, answer: object) -> None:
-        """Let one method go on until it waits again or returns. Its errors end only itself."""
+        """Let one method go on until it waits again or returns. Its errors end only itself.
+
+        What it waited for counts only now. If an interrupt comes before that, it is served again,
+        and with the same noise.
+        """
         known = one.seq.known
+        one.count_answered()
         try:
             one.resume(answer)
             self._check_room(one)
@@ -195,20 +207,22 @@ class Engine:
             self._end(one)
         except Exception as error:
             self._fail(one, error)
+        except BaseException:  # interrupted in the midst of a decision, which cannot be made again
+            self._fail(one, Interrupted())
+            raise
         else:
             if one.seq.known != known:
                 one.ticket.on_change()
 
     @staticmethod
     def _check_room(one: Running) -> None:
-        """Refuse a plan that is longer than a lane: it would write into the next one."""
+        """Refuse a plan that is longer than a lane, which would write into the next one, and one
+        without rows, which would fail the forward of all."""
         if isinstance(one.waits_for, Question):
             rows = one.waits_for.plan.rows.shape[1]
             room = host_of(one).room
-            if rows > room:
-                raise NotAble(
-                    f"a plan of {rows} rows does not fit into the {room} slots of a lane."
-                )
+            if not 0 < rows <= room:
+                raise NotAble(f"a plan of {rows} rows does not fit into a lane of {room} slots.")
 
     def _fail(self, one: Running, error: Exception) -> None:
         one.ticket.error = error
@@ -257,8 +271,6 @@ class Engine:
                 answers[i] = one.unpack(row) or NoOutcome()
         if self._prefetched is not None:
             self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
-        for draw in draws:
-            draw.seq.draws += 1
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -346,7 +358,7 @@ class Engine:
         for one, question in zip(served, questions):
             one.last_question = question
             pairs = [(next(logits), next(laws)) for _ in question.chains]
-            count_forward(question, pairs)
+            keep_for_logprobs(question, pairs)
             answers.append([answer_of(question, *pair) for pair in pairs])
         self.clock.rules += time.perf_counter() - began
         return answers
@@ -358,17 +370,12 @@ def check_coroutine(started: object) -> None:
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
 
 
-def count_forward(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Count the forward for its sequence, and keep (logits, law) of each branch if
-    log-probabilities are wanted."""
-    seq = question.seq
-    if question.drafting:
-        seq.trace.draft_forwards += 1
-        return
-    seq.trace.forwards += 1
-    if seq.logprobs.wanted:
+def keep_for_logprobs(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Keep (logits, law) of each branch, if log-probabilities are wanted."""
+    record = question.seq.logprobs
+    if record.wanted and not question.drafting:
         for branch, (pair, positions) in enumerate(zip(pairs, question.positions)):
-            seq.logprobs.answered(branch, positions, *pair)
+            record.answered(branch, positions, *pair)
 
 
 def answer_of(question: Question, logits_NV: Tensor, law_NV: Tensor) -> Tensor | BlankLaws:

@@ -169,6 +169,7 @@ class PaddedBatch:
         if window is not None:
             slot_positions = self._slot_positions(segments).to(device)
             self.mask_BTS &= rows_B5T1[:, POSITION] - slot_positions < window
+        self.unseen_BS = ~self.mask_BTS.any(1)
 
     def _slot_positions(self, segments: Sequence[Segment]) -> Tensor:
         """The position of the row in each slot, [B, 1, S]."""

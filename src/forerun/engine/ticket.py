@@ -52,6 +52,16 @@ class Running:
     def seq(self) -> Canvas:
         return self.ticket.seq
 
+    def count_answered(self) -> None:
+        """Count what the sequence waited for: a draw, or a forward."""
+        waited = self.waits_for
+        if isinstance(waited, Draw):
+            self.seq.draws += 1
+        elif waited is not None and waited.drafting:
+            self.seq.trace.draft_forwards += 1
+        elif waited is not None:
+            self.seq.trace.forwards += 1
+
     def resume(self, answer: object) -> None:
         """Let the method go on until it waits again. StopIteration says that it has returned."""
         self.waits_for = _servable(self.coroutine.send(answer))

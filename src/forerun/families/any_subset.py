@@ -29,6 +29,11 @@ class SubsetScorer(SelfDrafter):
 
     does = "scores chains through blanks anywhere"
 
+    def drafts_that_fit(self, seq: Canvas, chain: Sequence[int], k: int) -> int:
+        """How many drafts of k blanks fit into one forward with a verdict on this chain."""
+        content = len(seq.given) + seq.filled + len(chain)
+        return (self.host.room - content - len(chain) - 1) // k
+
 
 class AnySubset(Family):
     """A decoder whose mask-token rows are queries. They see themselves, so even on an empty canvas
@@ -119,6 +124,10 @@ class XLNet(AnySubset):
     needs_prompt = True
     sees_itself = False
     MASK = 6  # of xlnet-base-cased, xlnet-large-cased and what was tuned from them
+
+    def can_begin(self, seq: Canvas) -> bool:
+        """Given tokens may stand anywhere."""
+        return len(seq.given) + seq.filled > 0
 
     @classmethod
     def of(cls, config: Any) -> XLNet | None:

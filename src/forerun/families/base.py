@@ -41,6 +41,10 @@ class Family(ABC):
         """Do models of this family do what this handle class offers?"""
         return issubclass(self.handle, capability)
 
+    def can_begin(self, seq: Canvas) -> bool:
+        """Does the sequence hold something that a first question can be about?"""
+        return not self.needs_prompt or seq.known > 0
+
     def slots(self, context: int) -> int:
         """How many cache slots a lane needs for a canvas of `context` tokens."""
         return context

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from forerun import registry
 from forerun.errors import BadOption, unknown
 from forerun.options import check_between, check_number, check_positive, check_whole
-from forerun.probability.acceptance import Sampler
+from forerun.probability.acceptance import Sampler, rule_factory
 from forerun.probability.outcomes import Outcome
 from forerun.probability.selection import confident, reaches, sample_with_confidence
 from forerun.sequence.canvas import Canvas
@@ -317,7 +316,7 @@ class DraftedBlock(Outcome):
     confident: int
 
 
-@cache
+@rule_factory
 def prospect(estimator: str, strength: float | None, threshold: float) -> Callable[..., Prospect]:
     """What a router looks at, from the blanks and the model's own laws of them."""
     estimate, default = ESTIMATORS[estimator]
@@ -338,7 +337,7 @@ def prospect(estimator: str, strength: float | None, threshold: float) -> Callab
     return rule
 
 
-@cache
+@rule_factory
 def draft_block(
     estimator: str, strength: float | None, threshold: float
 ) -> Callable[..., DraftedBlock]:

@@ -127,10 +127,10 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     x: list[int] = []
     q: Tensor | None = None
     while not seq.done:
-        prefixes = drafted_prefixes(len(x), options.ahead)
+        prefixes = drafted_prefixes(len(x), options.ahead, most=len(x) + 1)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
         n = await judge(seq, x, q, p, rejection)
-        q = next_laws(n, len(x), laws, options.ahead)
+        q = next_laws(n, len(x), laws)
         x = []
         if q is not None and not seq.done:
             drawn = await seq.draw(sample_each, seq.next(len(q)), q)

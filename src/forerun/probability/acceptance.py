@@ -12,6 +12,7 @@ first rejected one. *Bonus*: the token drawn after a draft that was accepted who
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -23,6 +24,10 @@ from forerun.probability.outcomes import Descent, JacobiStep, Outcome, Token, To
 
 Rule = Callable[..., Outcome]
 VerdictRule = Callable[..., Verdict]
+
+# For functions that make a rule from options: the same options give the same rule, so that
+# sequences which ask for it share a batch. Only the latest rules are kept.
+rule_factory = lru_cache(maxsize=64)
 
 
 class Sampler(Protocol):

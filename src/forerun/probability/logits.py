@@ -169,10 +169,11 @@ def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     def column(values: Sequence[float], dtype: torch.dtype = logits_RV.dtype) -> Tensor:
         return to_device(values, dtype, logits_RV.device)[:, None]
 
-    # From the largest down, so that dividing by a tiny temperature cannot overflow.
-    logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column(
-        [s.temperature or 1.0 for s in sampling]
-    )
+    # From the largest down, so that dividing by a tiny temperature cannot overflow. A temperature
+    # that this kind of number does not hold would come out as 0 or as infinity.
+    numbers = torch.finfo(logits_RV.dtype)
+    temperatures = [min(max(s.temperature or 1.0, numbers.tiny), numbers.max) for s in sampling]
+    logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column(temperatures)
     if any(s.top_k for s in sampling):
         vocab = logits_RV.shape[-1]
         ks = [min(s.top_k or vocab, vocab) for s in sampling]

@@ -6,16 +6,20 @@ B sequences, K drafted tokens, L = K + 1 rows of a verdict, V vocabulary.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from forerun.probability.acceptance import Sampler, VerdictRule, acceptance_ratios, keep_prefix
+from forerun.probability.acceptance import (
+    Sampler,
+    VerdictRule,
+    acceptance_ratios,
+    keep_prefix,
+    rule_factory,
+)
 from forerun.probability.outcomes import Verdict
 
 
-@cache
+@rule_factory
 def tolerant(epsilon: float) -> VerdictRule:
     """Rejection that adds epsilon to every acceptance ratio (Guo & Ermon, appendix F.5).
 
@@ -30,7 +34,7 @@ def tolerant(epsilon: float) -> VerdictRule:
     return rule
 
 
-@cache
+@rule_factory
 def tempered_ratio(power: float) -> VerdictRule:
     """Rejection with every acceptance ratio raised to a power (Han et al., 2026, A.8).
 

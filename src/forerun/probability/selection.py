@@ -9,12 +9,11 @@ has none: at temperature 0 a law is certain of everything. In `where`, -1 is pad
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from forerun.probability.acceptance import Sampler
+from forerun.probability.acceptance import Sampler, rule_factory
 from forerun.probability.outcomes import Ranking, Selection
 
 SelectionRule = Callable[..., Selection]
@@ -34,7 +33,7 @@ def selected(token_BN: Tensor, chosen_BN: Tensor) -> Selection:
     return Selection.of_batch(tokens=torch.where(chosen_BN, token_BN, 0), chosen=chosen_BN)
 
 
-@cache
+@rule_factory
 def most_confident(count: int) -> SelectionRule:
     """The `count` blanks with the most confident tokens; of equals the first."""
 
@@ -50,7 +49,7 @@ def most_confident(count: int) -> SelectionRule:
     return rule
 
 
-@cache
+@rule_factory
 def above_threshold(threshold: float) -> SelectionRule:
     """All blanks whose token is at least this likely, and the most confident one anyway."""
 
@@ -78,7 +77,7 @@ def reaches(confidence_BN: Tensor, threshold: float) -> Tensor:
     return torch.zeros_like(confidence_BN, dtype=torch.bool)
 
 
-@cache
+@rule_factory
 def edits(threshold: float) -> SelectionRule:
     """Token editing: decided tokens for which the model draws another that is at least this
     likely."""
@@ -93,7 +92,7 @@ def edits(threshold: float) -> SelectionRule:
     return rule
 
 
-@cache
+@rule_factory
 def entropy_bounded(bound: float) -> SelectionRule:
     """The blanks of lowest entropy, while the sum of their entropies, less the largest of them,
     stays within the bound: that much their joint law may differ from the product of their own."""
@@ -112,7 +111,7 @@ def entropy_bounded(bound: float) -> SelectionRule:
     return rule
 
 
-@cache
+@rule_factory
 def reveal(probability: float) -> SelectionRule:
     """Every blank on its own with this probability: a step of the reverse process.
 
@@ -129,7 +128,7 @@ def reveal(probability: float) -> SelectionRule:
     return rule
 
 
-@cache
+@rule_factory
 def ranking(worth: float) -> Callable[..., Ranking]:
     """Rank the blanks by confidence. A number of them is worth guessing while the chance that all
     are right is at least `worth`."""

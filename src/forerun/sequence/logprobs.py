@@ -7,6 +7,8 @@ from typing import TypedDict
 
 from torch import Tensor
 
+from forerun.errors import NotAble
+
 
 class Alternative(TypedDict):
     """A token that could have stood there."""
@@ -58,6 +60,11 @@ class LogprobRecord:
         """The token at this position is final."""
         if position in self._decided:
             self.entries.append(self._decided.pop(position))
+        elif self.wanted:
+            raise NotAble(
+                f"logprobs={self.top}: the method decided position {position} without a law of the "
+                "model's there. Leave logprobs= out, or have its questions name their positions."
+            )
 
     def forget_answers(self) -> None:
         self._answered.clear()

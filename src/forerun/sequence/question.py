@@ -19,6 +19,7 @@ class ModelHost(Protocol):
 
     # What methods keep from one request to the next. It may change guesses, never decisions.
     shared_state: dict[str, Any]
+    room: int  # rows that one plan may have
 
 
 class BlankLaws(NamedTuple):
