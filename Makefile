@@ -8,7 +8,7 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench readme docs release hooks clean
+.PHONY: help demo test soak lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
@@ -19,6 +19,9 @@ demo: .venv/installed       ## decode with every method and look at a trace
 
 test: .venv/dev             ## run the whole suite, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+soak: .venv/dev             ## an hour of random lives of the engine: docs/certification.md has the last one
+	$(BIN)/python -m tests.soak --minutes 60 --json .venv/soak.json
 
 lint: .venv/dev             ## run ruff, mypy, the layers of the package and the table made from them
 	$(BIN)/ruff check $(SOURCES)
