@@ -1,23 +1,26 @@
 """Every kernel of a layer alone, beside its floor. The numbers in forerun/backbones/kernels were
 chosen by this.
 
-    python bench/gpu_kernels.py [--shape qwen2.5-7b] [--tune]      (needs a CUDA device)
+    python bench/gpu_kernels.py [--shape qwen2.5-7b] [--tune SHAPE ...]      (needs a CUDA device)
 
 Each kernel is launched many times in one graph, over so many copies of its data that the cache
-cannot serve it. `--tune` tries other tilings of the products for few rows; compiling them takes
-minutes, on all cores.
+cannot serve it. `--tune` tries other tilings of the products; compiling them takes minutes, on all
+cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +32,7 @@ from forerun.backbones.kernels.launch import launch_options
 from forerun.backbones.kernels.matmul import ProductTiling
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.graphs import attention_programs
-from forerun.engine.pack import SPLITS, Batch, Tiles, make_tiles
+from forerun.engine.pack import SHARE, Batch, Tiles, make_tiles
 from forerun.options import Sampling
 from forerun.probability.acceptance import jacobi_step, sample_token
 from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
@@ -41,14 +44,29 @@ from forerun.sequence.rows import Plan, causal_rows
 
 CUDA = torch.device("cuda")
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
-ROWS = (1, 16, 32, 64)
-TILINGS = [
-    ProductTiling(outputs, inputs, stages, transposed)
-    for outputs, inputs, stages, transposed in itertools.product(
-        (16, 32, 64, 128), (64, 128, 256), (3, 4, 5), (False, True)
-    )
-    if 24576 <= outputs * inputs * (stages - 1) * 2 <= 98304 and (outputs >= 64 or not transposed)
-]
+ROWS = (1, 16, 32, 64, 128, 512)
+TILE_HEIGHTS = (16, 32, 64, 128)
+SHARED = 220_000  # bytes of shared memory that a program may use
+
+
+def tilings(rows: int, gated: bool) -> list[ProductTiling]:
+    """What may be worth trying for so many rows."""
+    heights = [height for height in TILE_HEIGHTS if height >= min(rows, 128)][:1]
+    found = []
+    for height, outputs, inputs, stages, transposed, warps in itertools.product(
+        heights, (32, 64, 128), (128, 256), (3, 4, 5), (False, True), (4, 8)
+    ):
+        matrix = outputs * inputs * 2 * (1 + gated)
+        numbers = height * outputs * (1 + gated)  # that are added up, in registers
+        if (
+            (matrix + height * inputs * 2) * stages <= SHARED
+            and 16384 <= matrix * (stages - 1) <= 131072
+            and (outputs >= 64 or not transposed)
+            and numbers <= 16384 * warps // 4
+            and (warps == 4 or height >= 64)
+        ):
+            found.append(ProductTiling(height, outputs, inputs, stages, transposed, warps))
+    return found
 
 
 def microseconds(run: Callable[[int], object], turns: int = 5) -> float:
@@ -120,89 +138,136 @@ class Product:
             onto=onto,
         )
 
-    def few_rows(self, rows: int, tiling: ProductTiling) -> float:
+    def fixed(self, rows: int, tiling: ProductTiling) -> float:
         """By our kernel, which gates and adds too, but does not norm."""
         x, options = self.arguments(rows)
         options.pop("normed")
         return microseconds(
-            lambda i: matmul.few_row_product(
+            lambda i: matmul.fixed_product(
                 x, self.weights[i % len(self.weights)], tiling, **options
             )
         )
 
-    def whole(self, rows: int, ours: bool) -> float:
-        """With everything that belongs to it: as forwards do it, or by the library alone."""
+    def has_other_bits(self, tiling: ProductTiling) -> bool:
+        """Does a tiling give a row other bits than the first one of few rows does?"""
+        torch.manual_seed(0)
+        x = torch.randn(130, self.inputs, device=CUDA, dtype=torch.bfloat16)
+        gated = self.also.get("gated", False)
+        weight = self.weights[0]
+        alone = matmul.fixed_product(x[:1], weight, tilings(1, gated)[0], gated=gated)
+        among = matmul.fixed_product(x, weight, tiling, gated=gated)
+        return not torch.equal(alone[0], among[0])
+
+    def whole(self, rows: int, **how: bool) -> float:
+        """With everything that belongs to it, as forwards do it."""
         x, options = self.arguments(rows)
-        tilings = matmul.FEW_ROW_TILINGS
-        matmul.FEW_ROW_TILINGS = tilings if ours else {}
+        return microseconds(
+            lambda i: matmul.product(x, self.weights[i % len(self.weights)].t(), **options, **how)
+        )
+
+    def by_library(self, rows: int) -> float:
+        faster = matmul.FASTER_UP_TO
+        matmul.FASTER_UP_TO = dict.fromkeys(faster, 0)
         try:
-            return microseconds(
-                lambda i: matmul.product(x, self.weights[i % len(self.weights)].t(), **options)
-            )
+            return self.whole(rows)
         finally:
-            matmul.FEW_ROW_TILINGS = tilings
+            matmul.FASTER_UP_TO = faster
 
     def bare(self, rows: int) -> float:
         x, _ = self.arguments(rows)
         return microseconds(lambda i: x @ self.weights[i % len(self.weights)].t())
 
 
-def compile_one(job: tuple[dict[str, bool], int, ProductTiling]) -> str | None:
-    also, rows, tiling = job
-    x = torch.zeros(rows, 256, device=CUDA, dtype=torch.bfloat16)
-    flags = dict(
-        BIASED=False,
-        GATED=bool(also.get("gated")),
-        ADDED=bool(also.get("onto")),
-        TRANSPOSED=tiling.transposed,
-    )
-    sizes = dict(ROWS=rows, BN=tiling.outputs, BK=tiling.inputs)
-    options = dict(num_warps=4, num_stages=tiling.stages, **launch_options(x, rows))
+def compile_one(job: tuple[bool, bool, int, ProductTiling]) -> str | None:
+    gated, added, parts, tiling = job
+    x = torch.zeros(16, 256, device=CUDA, dtype=torch.bfloat16)
+    sums = torch.zeros(16, device=CUDA)
+    rows = 16 if tiling.rows == 16 else 17  # kernels of few rows begin early
+    flags = dict(BIASED=False, GATED=gated, ADDED=added, TRANSPOSED=tiling.transposed)
+    sizes = dict(PARTS=parts, BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
+    options = dict(num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(x, rows))
+    extra = (sums, matmul.arrival_counts(CUDA)) if parts > 1 else (x, x)
     try:
-        matmul._few_rows.warmup(x, x, x, x, rows, 256, 256, **flags, **sizes, **options, grid=(1,))
+        matmul._product.warmup(
+            x, x, x, x, *extra, rows, 256, 256, 256, **flags, **sizes, **options, grid=(1, 1, 1)
+        )
     except Exception as error:
         return str(error)
     return None
 
 
-def tune(shape: DecoderSizes, speed: float) -> None:
-    kinds = [
-        {k: v for k, v in also.items() if k != "normed"} for *_, also in shape.matrices.values()
+def tune(names: Sequence[str], speed: float, path: Path | None) -> None:
+    """Try all tilings for the matrices of some shapes."""
+    kinds = {
+        (gated, bool(also.get("onto")), matmul.parts_of(outputs, inputs, gated)[0])
+        for name in names
+        for outputs, inputs, also in DecoderSizes(name).matrices.values()
+        for gated in [bool(also.get("gated"))]
+    }
+    jobs = [
+        (*kind, tiling)
+        for kind in kinds
+        for rows in ROWS[1:-1]
+        for tiling in tilings(rows, kind[0])
     ]
-    jobs = [(also, rows, tiling) for also in kinds for rows in ROWS[1:] for tiling in TILINGS]
-    with ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_one, jobs, chunksize=4) if error]
     print(f"{len(jobs)} compiled, {len(failed)} not {failed[:1]}", flush=True)
-    for name, matrix in shape.matrices.items():
-        product = Product(*matrix)
-        floor = 2 * product.outputs * product.inputs / speed * 1e6
-        for rows in ROWS:
-            found = {}
-            for tiling in TILINGS:
-                try:
-                    found[tiling] = product.few_rows(rows, tiling) / floor
-                except Exception as error:
-                    print(f"  {tiling}: {str(error)[:80]}")
-            fastest = sorted(found, key=found.__getitem__)[:4]
-            best = ", ".join(f"{tiling} {found[tiling]:.3f}" for tiling in fastest)
-            print(f"{name:8} {rows:3} rows, times the floor of {floor:.1f} us: {best}", flush=True)
-        del product
-        torch.cuda.empty_cache()
+    found = []
+    for name in names:
+        shape = DecoderSizes(name)
+        for matrix, sizes in shape.matrices.items():
+            product = Product(*sizes)
+            for rows in ROWS:
+                row = tune_one(product, rows, speed)
+                found.append(dict(shape=name, matrix=matrix, **row))
+                best = ", ".join(f"{tiling} {times:.3f}" for tiling, times in row["best"][:2])
+                print(
+                    f"{name:14} {matrix:8} {rows:3} rows, floor {row['floor']:.1f} us, library "
+                    f"{row['library']:.3f}, other bits {row['other_bits']}: {best}",
+                    flush=True,
+                )
+            del product
+            torch.cuda.empty_cache()
+    if path is not None:
+        path.write_text(json.dumps(found))
+
+
+def tune_one(product: Product, rows: int, speed: float) -> dict[str, Any]:
+    """The best tilings of one product, as times of its floor."""
+    floor = 2 * product.outputs * product.inputs / speed * 1e6
+    taken = {}
+    other_bits = 0
+    for tiling in tilings(rows, product.also.get("gated", False)):
+        try:
+            other_bits += product.has_other_bits(tiling)
+            taken[tiling] = product.fixed(rows, tiling) / floor
+        except Exception as error:
+            print(f"  {tiling}: {str(error)[:80]}")
+    best = sorted(taken, key=taken.__getitem__)[:12]
+    return dict(
+        rows=rows,
+        floor=floor,
+        library=product.by_library(rows) / floor,
+        other_bits=other_bits,
+        best=[(astuple(tiling), taken[tiling]) for tiling in best],
+    )
 
 
 def products(shape: DecoderSizes, speed: float) -> None:
     print(
-        f"{'matrix':8} {'rows':>4} {'floor us':>9} {'bare':>8} {'library':>8} {'ours':>8}   (times "
-        "the floor)"
+        f"{'matrix':8} {'rows':>4} {'floor us':>9} {'bare':>8} {'library':>8} {'fastest':>8} "
+        f"{'fixed':>8}   (times the floor)"
     )
     for name, matrix in shape.matrices.items():
         product = Product(*matrix)
         floor = 2 * product.outputs * product.inputs / speed * 1e6
-        for rows in (*ROWS, 128, 160, 256):
+        for rows in (*ROWS, 160, 256):
             cells = [
                 product.bare(rows),
-                product.whole(rows, ours=False),
-                product.whole(rows, ours=True),
+                product.by_library(rows),
+                product.whole(rows),
+                product.whole(rows, fixed=True),
             ]
             print(
                 f"{name:8} {rows:4} {floor:9.1f} "
@@ -253,7 +318,8 @@ def time_attention(
         cut = replace(ready, splits=splits)
         return microseconds(lambda i: attention(i % layers, q, cut, slots, 0.1))
 
-    return chosen, {splits: taken(splits) for splits in reversed(SPLITS)}
+    shares = -(-context // SHARE)
+    return chosen, {splits: taken(splits) for splits in {1, 1 << (shares - 1).bit_length()}}
 
 
 def others(shape: DecoderSizes) -> None:
@@ -329,19 +395,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", default="qwen2.5-7b", choices=SHAPES)
-    parser.add_argument("--tune", action="store_true", help="try other block shapes for few rows")
+    parser.add_argument(
+        "--tune", nargs="*", metavar="SHAPE", help="try other tilings for the matrices of these"
+    )
+    parser.add_argument("--json", type=Path, help="where to write what --tune finds")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
     with torch.inference_mode():
         speed = bandwidth(CUDA)
         print(f"{torch.cuda.get_device_name()}, a copy moves {speed / 1e12:.2f} TB/s")
+        if arguments.tune is not None:
+            tune(arguments.tune or [arguments.shape], speed, arguments.json)
+            return
         shape = DecoderSizes(arguments.shape)
         products(shape, speed)
         others(shape)
         rules(shape)
-        if arguments.tune:
-            tune(shape, speed)
 
 
 if __name__ == "__main__":

@@ -74,21 +74,25 @@ def test_rotation(heads, groups, dim, normed):
 
 
 @pytest.mark.parametrize(
-    "bias,normed,gated,onto", [(0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1)]
+    "bias,normed,gated,onto", [(0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 0), (1, 0, 1, 0), (0, 0, 0, 1)]
 )
 @pytest.mark.parametrize("rows,transposed", [(3, False), (3, True), (20, False), (50, True)])
-def test_products_of_few_rows(bias, normed, gated, onto, rows, transposed):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_fixed_products(bias, normed, gated, onto, rows, transposed, parts, monkeypatch):
+    monkeypatch.setattr(matmul, "LEAST_PART", 72 // parts)
+    assert matmul.parts_of(40, 72, False)[0] == parts
     x = random(rows, 72)
     weight = random(2 * 40 if gated else 40, 72, seed=1)
-    b = random(40, seed=2) if bias else None
+    b = random(len(weight), seed=2) if bias else None
     w = random(72, seed=3) if normed else None
     to = random(rows, 40, seed=4) if onto else None
     expected = (torch.nn.functional.rms_norm(x, (72,), w, 1e-5) if normed else x) @ weight.T
+    expected = expected + (b if bias else 0)
     if gated:
         expected = torch.nn.functional.silu(expected[:, :40]) * expected[:, 40:]
-    expected = expected + (b if bias else 0) + (to if onto else 0)
-    tiling = matmul.ProductTiling(16, 32, 2, transposed)
-    ours = matmul.few_row_product(
+    expected = expected + (to if onto else 0)
+    tiling = matmul.ProductTiling(32, 16, 32, 2, transposed)
+    ours = matmul.fixed_product(
         elementwise.norm(x, w, 1e-5) if normed else x,
         weight,
         tiling,
@@ -96,16 +100,18 @@ def test_products_of_few_rows(bias, normed, gated, onto, rows, transposed):
         gated=bool(gated),
         onto=to.clone() if onto else None,
     )
-    either = matmul.product(
-        x,
-        weight.T,
-        b,
-        normed=elementwise.RMSNorm(w, 1e-5) if normed else None,
-        gated=bool(gated),
-        onto=to,
-    )
-    for found in (ours, either):
+    for fixed in (False, True):
+        found = matmul.product(
+            x,
+            weight.T,
+            b,
+            normed=elementwise.RMSNorm(w, 1e-5) if normed else None,
+            gated=bool(gated),
+            onto=to.clone() if onto else None,
+            fixed=fixed,
+        )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def plans(rng, count):
@@ -175,26 +181,32 @@ halves = ("qkv", "q_norm", "k_norm", "cos", "sin", "queries", "keys", "values")
 rotated = dict.fromkeys(halves, half) | dict(positions=whole, slots=whole, eps="fp32")
 heads = dict(H=28, G=4, D=128, NORMED=True, HEADS_AT_ONCE=4, DIM=128)
 attended = dict.fromkeys(("q", "keys", "values", "out"), half)
-attended |= dict(shares=single, weights=single, scale="fp32", spans=whole, tiles=whole)
-attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count"), "i32")
-joined = dict(shares=single, weights=single, out=half)
-few_rows = dict(x=half, weight=half, bias=half, out=half, rows="i32", N="i32", K="i32")
+attended |= dict.fromkeys(("shares", "tops", "masses"), single)
+attended |= dict(scale="fp32", spans=whole, tiles=whole)
+attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count", "splits"), "i32")
+joined = dict(shares=single, tops=single, masses=single, out=half, splits="i32")
+multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
+multiplied |= dict(partial_sums=single, arrivals="*i32")
+multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
 JOBS = [
     (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
     (elementwise._rotate, rotated, heads, {}),
-    (attention._join, joined, dict(D=128, DIM=128, SPLITS=16), dict(num_warps=2)),
+    (attention._join, joined, dict(D=128, DIM=128, HEADS=1), dict(num_warps=1)),
 ]
-for height, splits in ((16, 16), (64, 1)):
-    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLITS=splits, HEIGHT=height, SLOTS=attention.SLOTS)
-    JOBS.append((attention._attention, attended, fixed, dict(num_warps=4, num_stages=3)))
-for kind, by_rows in matmul.FEW_ROW_TILINGS.items():
-    for rows, tiling in by_rows.items():
+for height, split in ((16, True), (64, False)):
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
+    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE)
+    warps = 4 if height <= 32 else 8
+    JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
+for kind, by_rows in matmul.TILINGS.items():
+    for tiling in by_rows.values():
         fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
-        fixed |= dict(ROWS=rows, BN=tiling.outputs, BK=tiling.inputs)
-        options = dict(num_warps=4, num_stages=tiling.stages)
-        JOBS.append((matmul._few_rows, few_rows, fixed, options))
-EVEN = {"K", "N", "size", "lane_stride", "slot_stride"}
+        fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
+        fixed |= dict(PARTS=3 if kind == "plain" else 1)
+        options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
+        JOBS.append((matmul._product, multiplied, fixed, options))
+EVEN = {"K", "N", "part", "size", "lane_stride", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
     fixed["LAUNCH"] = mode
@@ -224,11 +236,11 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 22
+    assert len(lines) == 2 * (6 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         assert (ahead, matrix) == (
-            ("True", "True") if name in ("_attention", "_few_rows") else ("False", "False")
+            ("True", "True") if name in ("_attention", "_product") else ("False", "False")
         )
 
 
@@ -349,13 +361,13 @@ def test_few_rows_in_half_precision_go_through_our_product(monkeypatch):
     # the layout that matrices have on a GPU
     monkeypatch.setattr(lean, "_transposed", lambda weight: weight.t())
     used = []
-    right = matmul.few_row_product
+    right = matmul.fixed_product
 
     def noted(*args, **options):
         used.append(options)
         return right(*args, **options)
 
-    monkeypatch.setattr(matmul, "few_row_product", noted)
+    monkeypatch.setattr(matmul, "fixed_product", noted)
     m = forerun.load(
         "tiny:qwen2", device=str(DEVICE), dtype="float16", lanes=1, max_context=64, graphs=True
     )

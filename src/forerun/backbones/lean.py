@@ -11,6 +11,7 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, I inner s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,7 @@ class LeanBackbone(SlottedBackbone):
     afterwards."""
 
     capturable = True
+    has_fixed_kernels = True
 
     def __init__(self, model: PreTrainedModel, vocab: int, context: int):
         config: Any = model.config
@@ -102,6 +104,7 @@ class LeanBackbone(SlottedBackbone):
         from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, rotate_and_keep
         from forerun.backbones.kernels.matmul import product
 
+        product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
         for index, layer in enumerate(self.stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)

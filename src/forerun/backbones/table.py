@@ -37,6 +37,8 @@ class TableBackbone:
     key_heads = 1
     head_dim = 1
     capturable = False
+    has_fixed_kernels = False
+    deterministic = False
 
     def __init__(  # noqa: PLR0913 - each of them has a default
         self,

@@ -61,6 +61,8 @@ class TranslatedBackbone(Generic[SlotStorage]):
         self.key_heads = backbone.key_heads
         self.head_dim = backbone.head_dim
         self.capturable = backbone.capturable
+        self.has_fixed_kernels = backbone.has_fixed_kernels
+        self.deterministic = backbone.deterministic
         self.theirs_V = theirs_V.to(self.device)
         known_V = self.theirs_V.clamp(min=0)  # a token that the draft lacks reads as token 0
         self.into = torch.cat([known_V, known_V.new_tensor([mask if mask is not None else 0])])

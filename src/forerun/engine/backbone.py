@@ -56,6 +56,10 @@ class Backbone(Protocol[SlotStorage]):
     # batch, never `segments`; it launches the same kernels for every batch of a size; it does not
     # wait for the device; and its storage is `Slots`.
     capturable: bool
+    # Has it kernels that give a row's logits the same bits whatever runs beside it? And are those
+    # to be used, even where others are faster?
+    has_fixed_kernels: bool
+    deterministic: bool
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""
@@ -80,6 +84,8 @@ class SlottedBackbone(ABC):
     key_heads: int
     head_dim: int
     capturable: bool = False
+    has_fixed_kernels: bool = False
+    deterministic: bool = False
 
     def bytes_per_lane(self, context: int) -> int:
         return 2 * self.layers * context * self.key_heads * self.head_dim * self.dtype.itemsize

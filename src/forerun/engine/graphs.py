@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # Every combination of sizes is a capture of its own, so each list is short. A size has many steps
 # only where rounding up costs much.
 SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
-# of tiles, and of rows that are read where they are few
-FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])
+FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])  # of rows that are read, if they are few
+TILE_COUNTS = (1, 4, 16, 64, 256, SIZES[-1])  # an empty tile costs next to nothing
 CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --blas`
 MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
@@ -85,7 +85,7 @@ class CaptureSize:
         return cls(
             rows=round_up(rows),
             reads=round_up(max(rows, reads)) if most_are_read else round_up(reads, FEW_SIZES),
-            tiles=round_up(tiles.count, FEW_SIZES),
+            tiles=round_up(tiles.count, TILE_COUNTS),
             height=tiles.height,
             splits=tiles.splits,
         )
@@ -148,15 +148,17 @@ class ForwardRunner(Generic[SlotStorage]):
     ):
         self.backbone = backbone
         self.slots = slots
-        self.capture_enabled = graphs is not False and can_capture(backbone, forced=bool(graphs))
+        has_kernels = can_run_kernels(backbone, forced=bool(graphs))
+        self.capture_enabled = graphs is not False and has_kernels
+        self._always_by_kernels = backbone.deterministic and has_kernels
         self.captured: OrderedDict[CaptureSize, CapturedForward] = OrderedDict()
         self.seconds = 0.0  # spent on captures
         self._seen_once: set[CaptureSize] = set()
         device = backbone.device
         # In float32 a large tile would not fit into registers.
         large_heads = backbone.dtype == torch.float32 and backbone.head_dim >= 64
-        self._tile_rows = 16 if self.capture_enabled and large_heads else TILE_ROWS
-        on_gpu = self.capture_enabled and device.type == "cuda"
+        self._tile_rows = 16 if has_kernels and large_heads else TILE_ROWS
+        on_gpu = has_kernels and device.type == "cuda"
         self._programs = attention_programs(device) if on_gpu else 16
         self._pool: PoolHandle | None = torch.cuda.graph_pool_handle() if on_gpu else None
 
@@ -168,29 +170,36 @@ class ForwardRunner(Generic[SlotStorage]):
                 with current_device(batch.device):
                     return self._forward_captured(batch, on_start)
             except Exception as error:  # whatever stands in the way, the plain code can do it
+                lost = ", and its bits hang on the batch" if self._always_by_kernels else ""
                 self.capture_enabled = False
+                self._always_by_kernels = False
                 batch.tiles = None
                 self.captured.clear()
                 warnings.warn(
-                    "forwards of this model are not captured as graphs, which makes it slower: "
-                    f"{error}",
+                    f"forwards of this model are not captured as graphs, which makes it slower"
+                    f"{lost}: {error}",
                     stacklevel=2,
                 )
         on_start()
+        if self._always_by_kernels:
+            with current_device(batch.device):
+                return self._forward_by_kernels(batch, self._tiles(batch))
         return self._forward_plain(batch)
+
+    def _tiles(self, batch: Batch) -> Tiles[np.ndarray]:
+        heads = self.backbone.heads
+        key_heads = self.backbone.key_heads
+        return make_tiles(batch, heads, key_heads, self._programs, self._tile_rows)
 
     def _forward_plain(self, batch: Batch) -> Tensor:
         return self.backbone.forward(batch, self.slots)
 
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
-        heads = self.backbone.heads
-        key_heads = self.backbone.key_heads
-        tiles = make_tiles(batch, heads, key_heads, self._programs, self._tile_rows)
+        tiles = self._tiles(batch)
         size = CaptureSize.of(batch, tiles)
         if size is None:
-            batch.tiles = tiles.to(batch.device)
             on_start()
-            return self._forward_plain(batch)
+            return self._forward_by_kernels(batch, tiles)
         if size in self.captured:
             self.captured.move_to_end(size)
             return self.captured[size].replay(batch, tiles, on_start)
@@ -198,6 +207,11 @@ class ForwardRunner(Generic[SlotStorage]):
         if size in self._seen_once:
             return self._capture(size, batch, tiles)
         self._seen_once.add(size)  # the size of a prompt may never come again
+        return self._forward_by_kernels(batch, tiles)
+
+    def _forward_by_kernels(self, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
+        """What a capture would do, launched one by one: a forward has the same bits either way."""
+        batch.tiles = tiles.to(batch.device)
         return self._forward_plain(batch)
 
     def _capture(self, size: CaptureSize, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
@@ -327,10 +341,10 @@ def capture_graph(run: Callable[[], Tensor], pool: PoolHandle | None) -> Callabl
     return replay
 
 
-def can_capture(backbone: Backbone[SlotStorage], forced: bool) -> bool:
-    """Can a backbone's forwards be captured here? It must be made for it, in a precision that
-    kernels have, on a GPU with Triton. `forced` also runs it over fixed memory where there is no
-    GPU, as tests do."""
+def can_run_kernels(backbone: Backbone[SlotStorage], forced: bool = False) -> bool:
+    """Can our kernels run a backbone's forwards here, and its forwards be captured? It must be
+    made for it, in a precision that kernels have, on a GPU with Triton. `forced` also runs it over
+    fixed memory where there is no GPU, as tests do."""
     if not backbone.capturable or backbone.dtype not in TOLERANCE:
         return False
     return (forced or backbone.device.type == "cuda") and find_spec("triton") is not None

@@ -182,8 +182,7 @@ class PaddedBatch:
 # rows times heads that matrix units take at least, so that a lower tile would not be cheaper
 LEAST_ROWS = 16
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
-SPLITS = (32, 16, 8, 4, 2, 1)  # into how many shares the slots of a tile may be cut
-LEAST_SPLIT = 64  # slots in one share
+SHARE = 256  # slots that are added up together; texts are cut at multiples of it
 NO_SLOT = np.int32(np.iinfo(np.int32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -192,7 +191,8 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 @dataclass(frozen=True)
 class Tiles(Generic[Array]):
     """Rows as attention kernels take them. Up to `height` neighbouring rows of one sequence form a
-    tile, which looks at slots [0, near) and [lo, far) of its lane, in `splits` shares."""
+    tile, which looks at slots [0, near) and [lo, far) of its lane. With `splits`, every share of
+    those slots has a program of its own, up to so many."""
 
     bounds_6N: Array  # of each tile: first row, rows, lane, near, lo, far
     spans_3T: Array  # of each row: horizon, lo, hi
@@ -215,24 +215,46 @@ def make_tiles(
 ) -> Tiles[np.ndarray]:
     """The tiles of a batch, for a device that runs so many programs at a time."""
     fold = heads // key_heads
-    rows = [s.rows for s in batch.segments]
+    first, lane = _runs(batch)
+    rows = np.diff(first, append=batch.rows_5T.shape[1])
     # Two heights serve all batches, so that fewer sizes are captured.
     low = max(1, LEAST_ROWS // fold)
     high = max(1, most_rows // fold)
-    height = low if max(rows) <= low else high
-    first = np.array([s.offset for s in batch.segments])
-    lane = np.array([s.lane for s in batch.segments])
-    if max(rows) > height:  # some segments need several tiles
-        tiles = -(-np.array(rows) // height)
+    height = low if rows.max() <= low else high
+    if rows.max() > height:  # some runs need several tiles
+        tiles = -(-rows // height)
         within = np.arange(tiles.sum()) - (tiles.cumsum() - tiles).repeat(tiles)
         first = first.repeat(tiles) + height * within
         lane = lane.repeat(tiles)
     bounds = _tile_bounds(batch.rows_5T, first, lane)
     _, _, _, near, lo, far = bounds
     longest = int((near + far - lo).max())  # slots that one tile looks at
-    most_splits = min(programs // (len(first) * key_heads), longest // LEAST_SPLIT)
-    splits = next((n for n in SPLITS if n <= most_splits), 1)
+    shares = -(-longest // SHARE)
+    # A program per share pays while there are few tiles. Powers of two: fewer sizes are captured.
+    splits = 1 << (shares - 1).bit_length() if len(first) * key_heads < programs else 1
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
+
+
+def _runs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """The first row and the lane of every run of rows that may share a tile.
+
+    Rows that also look at an interval [lo, hi) share one only if its slots come at the same number
+    for all of them: right after the same horizon, from the same lo. So what a row sees has the same
+    numbers in whatever company it runs.
+    """
+    first = np.array([s.offset for s in batch.segments])
+    lane = np.array([s.lane for s in batch.segments])
+    _, _, horizon, lo, hi = batch.rows_5T
+    apart = hi > np.maximum(lo, horizon)
+    if not apart.any():
+        return first, lane
+    horizon = np.where(apart, horizon, -1)
+    lo = np.where(apart, lo, -1)
+    begins = np.zeros(len(apart), bool)
+    begins[1:] = (np.diff(horizon) != 0) | (np.diff(lo) != 0)
+    begins[first] = True
+    starts = np.flatnonzero(begins)
+    return starts, lane[np.searchsorted(first, starts, side="right") - 1]
 
 
 def _tile_bounds(rows_5T: np.ndarray, first: np.ndarray, lane: np.ndarray) -> np.ndarray:

@@ -2,8 +2,13 @@
 
 A tile is up to `height` neighbouring rows of one sequence, with all query heads of one key head
 folded in, so keys are read once per tile and never copied. A tile looks at slots [0, near) and
-[lo, far); nothing else is loaded, and no mask is ever stored. What a tile looks at is cut into
-`splits` shares that run side by side, so that one row over a long text fills the device too.
+[lo, far); nothing else is loaded, and no mask is ever stored.
+
+What a row sees comes out in the same bits whatever runs beside it. The slots that a tile looks at
+are numbered, and all its rows have the same numbers for what they see (`pack.make_tiles`). They
+are cut into shares of SHARE slots, at the same numbers for everybody, and shares are folded
+together one after the other. Whether one program goes through all of them, or each has a program
+of its own, the arithmetic is the same. What a row does not see adds nothing, exactly.
 
 T rows, H heads, G key heads (H/G query heads each), D head size, N tiles.
 """
@@ -18,27 +23,31 @@ from torch import Tensor
 
 from forerun.backbones.kernels.launch import launch_options, power_of_two, wait_for_last
 from forerun.engine.cache import Slots
-from forerun.engine.pack import Tiles
+from forerun.engine.pack import SHARE, Tiles
 
 SLOTS = 64  # slots that attention takes at a time
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["rows", "count"], do_not_specialize_on_alignment=["spans", "tiles"])
+@triton.jit(
+    do_not_specialize=["rows", "count", "splits"],
+    do_not_specialize_on_alignment=["spans", "tiles"],
+)
 def _attention(
-    q, keys, values, lane_stride, slot_stride, spans, rows, tiles, count,
-    out, shares, weights, scale,
-    G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, LAUNCH: tl.constexpr,
+    q, keys, values, lane_stride, slot_stride, spans, rows, tiles, count, splits,
+    out, shares, tops, masses, scale,
+    G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, SHARE: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, the heads of one key head, one share of the slots that the tile sees."""
+    """One tile of rows, the heads of one key head; SPLIT: one share of the slots that it sees."""
     wait_for_last(LAUNCH)
     tile = tl.program_id(0)
     group = tl.program_id(1)
-    split = tl.program_id(2)
     first, size, lane, near, lo, far = _load_bounds(tiles, count, tile)
     if size > 0:  # else the tile is padding
-        begin, end = _share(near + far - lo, split, SPLITS, SLOTS)
+        looked_at = near + far - lo
+        begin = tl.program_id(2) * SHARE if SPLIT else 0
+        end = tl.minimum(begin + SHARE, looked_at) if SPLIT else looked_at
         m = tl.arange(0, HEIGHT)
         row = first + m // FOLD
         head = group * FOLD + m % FOLD
@@ -47,34 +56,58 @@ def _attention(
         query_at = q + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
         query = tl.load(query_at, row_inside[:, None] & (d[None, :] < D), 0)
         horizon, row_lo, row_hi = _load_spans(spans, rows, row, row_inside)
-        top = tl.full([HEIGHT], float("-inf"), tl.float32)
-        mass = tl.zeros([HEIGHT], tl.float32)
-        seen = tl.zeros([HEIGHT, DIM], tl.float32)
-        for at in range(begin, end, SLOTS):
-            index = at + tl.arange(0, SLOTS)
-            slot = tl.where(index < near, index, index - near + lo)
-            at_slot = lane * lane_stride + slot * slot_stride + group * D
-            key_at = keys + at_slot[None, :] + d[:, None]
-            held = index < end
-            key = tl.load(key_at, held[None, :] & (d[:, None] < D), 0)
-            scores = tl.dot(query, key, input_precision="ieee") * scale
-            visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
-            scores = tl.where(visible, scores, float("-inf"))
-            highest, law, shrink = _softmax_step(scores, top)
-            value_at = values + at_slot[:, None] + d[None, :]
-            value = tl.load(value_at, held[:, None] & (d[None, :] < D), 0)
-            mass = mass * shrink + tl.sum(law, 1)
-            kept = seen * shrink[:, None]
-            seen = kept + tl.dot(law.to(value.dtype), value, input_precision="ieee")
-            top = highest
-        seen = seen / tl.where(mass == 0, 1.0, mass)[:, None]
+        best = tl.full([HEIGHT], float("-inf"), tl.float32)
+        total = tl.zeros([HEIGHT], tl.float32)
+        folded = tl.zeros([HEIGHT, DIM], tl.float32)
+        for share in range(begin, end, SHARE):
+            top = tl.full([HEIGHT], float("-inf"), tl.float32)
+            mass = tl.zeros([HEIGHT], tl.float32)
+            seen = tl.zeros([HEIGHT, DIM], tl.float32)
+            for at in range(share, tl.minimum(share + SHARE, end), SLOTS):
+                index = at + tl.arange(0, SLOTS)
+                slot = tl.where(index < near, index, index - near + lo)
+                at_slot = lane * lane_stride + slot * slot_stride + group * D
+                key_at = keys + at_slot[None, :] + d[:, None]
+                held = index < end
+                key = tl.load(key_at, held[None, :] & (d[:, None] < D), 0)
+                scores = tl.dot(query, key, input_precision="ieee") * scale
+                visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
+                scores = tl.where(visible, scores, float("-inf"))
+                value_at = values + at_slot[:, None] + d[None, :]
+                value = tl.load(value_at, held[:, None] & (d[None, :] < D), 0)
+                highest, law, shrink = _softmax_step(scores, top)
+                law = law.to(value.dtype)
+                # Added up by the matrix unit too: another sum would go by how a tile is laid out.
+                ones = tl.full([SLOTS, 16], 1.0, value.dtype)
+                added = tl.max(tl.dot(law, ones, input_precision="ieee"), 1)
+                mass = tl.math.fma(mass, shrink, added)
+                weighted = tl.dot(law, value, input_precision="ieee")
+                seen = tl.math.fma(seen, tl.broadcast_to(shrink[:, None], seen.shape), weighted)
+                top = highest
+            best, total, folded = _fold(best, total, folded, top, mass, seen)
         inside = row_inside[:, None] & (d[None, :] < D)
-        if SPLITS == 1:
-            tl.store(out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :], seen, inside)
+        if SPLIT:
+            entry = (row * G * FOLD + head) * splits + tl.program_id(2)
+            tl.store(shares + entry[:, None] * D + d[None, :], folded, inside)
+            tl.store(tops + entry, best, row_inside)
+            tl.store(masses + entry, total, row_inside)
         else:
-            entry = (row * G * FOLD + head) * SPLITS + split
-            tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
-            tl.store(weights + entry, top + tl.log2(mass), row_inside)
+            place = out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
+            tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
+
+
+@triton.jit
+def _fold(best, total, folded, top, mass, seen):
+    """Add one share to those before it. The products are added in one way only, whatever the
+    compiler makes of the code around."""
+    highest = tl.maximum(best, top)
+    base = tl.where(highest == float("-inf"), 0.0, highest)  # nothing is seen so far
+    before = tl.exp2(best - base)
+    now = tl.exp2(top - base)
+    total = tl.math.fma(total, before, mass * now)
+    wide = seen * tl.broadcast_to(now[:, None], seen.shape)
+    folded = tl.math.fma(folded, tl.broadcast_to(before[:, None], seen.shape), wide)
+    return highest, total, folded
 
 
 @triton.jit
@@ -99,14 +132,6 @@ def _load_spans(spans, rows, row, inside):
 
 
 @triton.jit
-def _share(looked_at, split, SPLITS: tl.constexpr, SLOTS: tl.constexpr):
-    """Where the share of one split begins and ends, among the slots that a tile looks at."""
-    share = tl.cdiv(tl.cdiv(looked_at, SLOTS), SPLITS) * SLOTS
-    begin = split * share
-    return begin, tl.minimum(begin + share, looked_at)
-
-
-@triton.jit
 def _sees(slot, horizon, lo, hi):
     return (slot < horizon) | ((slot >= lo) & (slot < hi))
 
@@ -122,20 +147,27 @@ def _softmax_step(scores, top):
     return highest, law, shrink
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join(
-    shares, weights, out,
-    D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, LAUNCH: tl.constexpr,
+    shares, tops, masses, out, splits,
+    D: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """Put the shares of one row's head together."""
+    """Fold the shares of one row's heads together, as one program would have."""
     wait_for_last(LAUNCH)
-    entry = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
+    entry = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, DIM)
-    weight = tl.load(weights + entry * SPLITS + split)
-    weight = tl.exp2(weight - tl.max(weight, 0))
-    share = tl.load(shares + (entry * SPLITS + split[:, None]) * D + d[None, :], d[None, :] < D, 0)
-    tl.store(out + entry * D + d, tl.sum(share * (weight / tl.sum(weight, 0))[:, None], 0), d < D)
+    inside = tl.broadcast_to((d < D)[None, :], [HEADS, DIM])
+    best = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    folded = tl.zeros([HEADS, DIM], tl.float32)
+    for split in range(0, splits):
+        at = entry * splits + split
+        top = tl.load(tops + at)
+        mass = tl.load(masses + at)
+        seen = tl.load(shares + at[:, None] * D + d[None, :], inside, 0)
+        best, total, folded = _fold(best, total, folded, top, mass, seen)
+    out_at = out + entry[:, None] * D + d[None, :]
+    tl.store(out_at, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
 
 
 def attention(
@@ -148,11 +180,10 @@ def attention(
     rows, heads, _ = q_THD.shape
     splits = tiles.splits
     out_TE = q_THD.new_empty(rows, heads * dim)
-    shares = out_TE
-    weights = out_TE
+    shares = tops = masses = out_TE
     if splits > 1:
         shares = q_THD.new_empty(rows, heads, splits, dim, dtype=torch.float32)
-        weights = q_THD.new_empty(rows, heads, splits, dtype=torch.float32)
+        tops, masses = q_THD.new_empty(2, rows, heads, splits, dtype=torch.float32)
     height = max(16, power_of_two(tiles.height * heads // groups))
     launch = launch_options(out_TE, rows)
     _attention[(tiles.count, groups, splits)](
@@ -165,24 +196,27 @@ def attention(
         rows,
         tiles.bounds_6N,
         tiles.count,
+        splits,
         out_TE,
         shares,
-        weights,
+        tops,
+        masses,
         scale * LOG2_E,
         G=groups,
         FOLD=heads // groups,
         D=dim,
         DIM=max(16, power_of_two(dim)),
-        SPLITS=splits,
+        SPLIT=splits > 1,
         HEIGHT=height,
         SLOTS=SLOTS,
-        num_warps=4 if height <= 64 else 8,
+        SHARE=SHARE,
+        num_warps=4 if height <= 32 else 8,
         num_stages=3 if height <= 64 else 2,
         **launch,
     )
     if splits > 1:
         _join[(rows * heads,)](
-            shares, weights, out_TE,
-            D=dim, DIM=power_of_two(dim), SPLITS=splits, num_warps=2, **launch,
+            shares, tops, masses, out_TE, splits,
+            D=dim, DIM=power_of_two(dim), HEADS=1, num_warps=1, **launch,
         )  # fmt: skip
     return out_TE

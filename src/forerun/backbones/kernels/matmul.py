@@ -1,4 +1,9 @@
-"""Matrix products: ours for a few rows, where it is faster, and the library's for the rest.
+"""Matrix products.
+
+`fixed_product` adds up every output in one order, along k in steps of the matrix unit, whatever
+the number of rows and however they are tiled: a row's output has the same bits in any company.
+`product` uses it for everything where that is wanted, and else only where it is faster than the
+library's.
 
 T rows, K inputs, N outputs.
 """
@@ -7,6 +12,7 @@ T rows, K inputs, N outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -14,29 +20,33 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.backbones.kernels.elementwise import RMSNorm, norm, swiglu
-from forerun.backbones.kernels.launch import launch_options, power_of_two, wait_for_last
+from forerun.backbones.kernels.launch import launch_options, wait_for_last
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _few_rows(
-    x, weight, bias, out, rows, N, K,
+def _product(
+    x, weight, bias, out, partial_sums, arrivals, rows, N, K, part,
     BIASED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    ROWS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LAUNCH: tl.constexpr,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """A few rows times a matrix [N, K] (GATED: [2N, K]). One program reads each part of the
-    matrix, once. TRANSPOSED puts the matrix on the side of which matrix units take more at a
-    time."""
+    """Rows times a matrix [N, K] (GATED: [2N, K]). Programs of the same outputs run side by side;
+    each adds up `part` inputs, and the last one to arrive adds up all PARTS, in their order.
+    TRANSPOSED puts the matrix on the side of which matrix units take more at a time."""
     wait_for_last(LAUNCH)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.arange(0, ROWS)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     row_inside = (m < rows)[:, None]
-    total = tl.zeros([BN, ROWS] if TRANSPOSED else [ROWS, BN], tl.float32)
-    total_up = tl.zeros([BN, ROWS] if TRANSPOSED else [ROWS, BN], tl.float32)
+    row_at = x + m[:, None].to(tl.int64) * K
+    total = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
+    total_up = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
     output_inside = (n < N)[:, None]
-    for at in range(0, K, BK):
-        left = at + k < K
-        piece = tl.load(x + m[:, None] * K + at + k[None, :], row_inside & left[None, :], 0)
+    begin = tl.program_id(2) * part
+    end = tl.minimum(begin + part, K)
+    for at in range(begin, end, BK):
+        left = at + k < end
+        piece = tl.load(row_at + at + k[None, :], row_inside & left[None, :], 0)
         matrix = tl.load(
             weight + n[:, None].to(tl.int64) * K + at + k[None, :], output_inside & left[None, :], 0
         )
@@ -51,11 +61,38 @@ def _few_rows(
     if TRANSPOSED:
         total = tl.trans(total)
         total_up = tl.trans(total_up)
+    is_last = True
+    if PARTS > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        entry = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        own = partial_sums + tile.to(tl.int64) * PARTS * BM * BN + entry
+        tl.store(own + tl.program_id(2) * BM * BN, total)
+        tl.debug_barrier()  # all of this program's sums, before it says that it has arrived
+        is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == PARTS - 1
+        if is_last:
+            tl.store(arrivals + tile, 0)  # for the next product
+            # past the nearest cache, which does not know what other programs wrote
+            total = tl.load(own, cache_modifier=".cg")
+            for i in tl.static_range(1, PARTS):
+                total += tl.load(own + i * BM * BN, cache_modifier=".cg")
+    if is_last:
+        _finish(total, total_up, bias, out, m, n, rows, N, BIASED, GATED, ADDED)
+
+
+@triton.jit
+def _finish(
+    total, total_up, bias, out, m, n, rows, N,
+    BIASED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Bias, gate and what the product is added to; then store it."""
+    row_inside = (m < rows)[:, None]
     if BIASED:
         total += tl.load(bias + n, n < N, 0).to(tl.float32)[None, :]
     if GATED:
+        if BIASED:
+            total_up += tl.load(bias + N + n, n < N, 0).to(tl.float32)[None, :]
         total = total * tl.sigmoid(total) * total_up
-    place = out + m[:, None] * N + n[None, :]
+    place = out + m[:, None].to(tl.int64) * N + n[None, :]
     kept = row_inside & (n < N)[None, :]
     if ADDED:
         total += tl.load(place, kept, 0).to(tl.float32)
@@ -73,46 +110,76 @@ def _add_product(total, piece, matrix, TRANSPOSED: tl.constexpr):
 
 @dataclass(frozen=True)
 class ProductTiling:
-    """How `_few_rows` goes over a matrix: the block that it takes at a time, and how many blocks
-    it loads ahead."""
+    """How `_product` goes over a matrix: rows, outputs and inputs that a program takes at a time,
+    how many blocks of inputs it loads ahead, and its warps. None of it changes a bit."""
 
+    rows: int
     outputs: int
     inputs: int
     stages: int
-    transposed: bool
+    transposed: bool = False
+    warps: int = 4
 
 
-# Products that we do faster than the library on an H200, by their kind and up to how many rows
-# (`bench/gpu_kernels.py --tune`).
-FEW_ROW_TILINGS = {
+# By kind of product and up to how many rows, as measured on an H200 (`bench/gpu_kernels.py
+# --tune`). The last one serves any number of rows.
+TILINGS = {
     "gated": {
-        16: ProductTiling(32, 128, 4, False),
-        32: ProductTiling(64, 64, 3, True),
-        64: ProductTiling(64, 64, 3, False),
+        16: ProductTiling(16, 32, 128, 4),
+        32: ProductTiling(32, 64, 64, 3, transposed=True),
+        64: ProductTiling(64, 64, 64, 3),
+        128: ProductTiling(128, 64, 64, 5, warps=8),
+        512: ProductTiling(128, 128, 64, 4, warps=8),
     },
-    "square": {16: ProductTiling(64, 256, 4, True)},
-    "wide": {16: ProductTiling(64, 128, 4, True)},
+    "wide": {
+        16: ProductTiling(16, 64, 128, 4, transposed=True),
+        32: ProductTiling(32, 128, 128, 4, transposed=True),
+        64: ProductTiling(64, 128, 128, 4, warps=8),
+        128: ProductTiling(128, 256, 64, 4, transposed=True, warps=8),
+    },
+    "plain": {
+        16: ProductTiling(16, 64, 256, 4, transposed=True),
+        32: ProductTiling(32, 64, 256, 4, transposed=True),
+        64: ProductTiling(64, 64, 128, 5, warps=8),
+        128: ProductTiling(128, 64, 128, 4, transposed=True, warps=8),
+        512: ProductTiling(128, 128, 64, 3, warps=8),
+    },
 }
 WIDE = 65536  # outputs
+BUSY_OUTPUTS = 8192  # of which a device has enough to do, without cutting inputs into parts
+LEAST_PART = 2048  # inputs
+MOST_PARTS = 8
+MOST_TILES = 1 << 17  # of one product with several parts
+# In float32 there is no matrix unit of such precision: blocks must fit into registers.
+FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
+# where ours is faster than the library, by kind: up to so many rows
+FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
 
 
-def few_row_tiling(
-    rows: int, outputs: int, inputs: int, gated: bool, added: bool
-) -> ProductTiling | None:
-    """How to do a product ourselves; None where the library is faster."""
-    tilings = FEW_ROW_TILINGS.get(_product_kind(outputs, inputs, gated, added), {})
-    return next((tiling for most, tiling in tilings.items() if rows <= most), None)
+def tiling_for(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
+    if dtype == torch.float32:
+        return FLOAT32_TILING
+    *few, (_, any_rows) = TILINGS[kind].items()
+    return next((tiling for most, tiling in few if rows <= most), any_rows)
 
 
-def _product_kind(outputs: int, inputs: int, gated: bool, added: bool) -> str:
-    """The key of `FEW_ROW_TILINGS`, if the product has one."""
+def parts_of(outputs: int, inputs: int, gated: bool) -> tuple[int, int]:
+    """Into how many parts the inputs of a matrix are cut, and how long each is: so many that even
+    a few rows keep the device busy. It hangs on the matrix alone, or bits would differ."""
+    if gated:
+        return 1, inputs
+    wanted = min(MOST_PARTS, BUSY_OUTPUTS // outputs, inputs // LEAST_PART)
+    if wanted <= 1:
+        return 1, inputs
+    part = -(-inputs // (wanted * 64)) * 64
+    return -(-inputs // part), part
+
+
+def product_kind(outputs: int, gated: bool) -> str:
+    """The key of `TILINGS`."""
     if gated:
         return "gated"
-    if outputs > WIDE:
-        return "wide"
-    if added and inputs <= 2 * outputs:
-        return "square"
-    return "other"
+    return "wide" if outputs > WIDE else "plain"
 
 
 def product(
@@ -123,18 +190,20 @@ def product(
     normed: RMSNorm | None = None,
     gated: bool = False,
     onto: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
     """norm(x) @ weight + bias. `gated` makes a SwiGLU of an output that is [gate, up]. The result
-    is added to `onto`, in place, if that is given."""
+    is added to `onto`, in place, if that is given. `fixed`: in the same bits whatever the number
+    of rows."""
     if normed is not None:
         x_TK = norm(x_TK, *normed)
-    inputs, outputs = weight_KN.shape
-    tiling = few_row_tiling(len(x_TK), outputs, inputs, gated, onto is not None)
+    kind = product_kind(weight_KN.shape[1], gated)
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
     by_rows = weight_KN.stride(0) == 1
-    gated_with_bias = gated and bias_N is not None
-    if tiling is not None and half and by_rows and not gated_with_bias:
-        return few_row_product(x_TK, weight_KN.t(), tiling, bias_N, gated=gated, onto=onto)
+    if fixed or (half and by_rows and len(x_TK) <= FASTER_UP_TO[kind]):
+        tiling = tiling_for(kind, len(x_TK), x_TK.dtype)
+        weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
+        return fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=onto)
     if onto is not None:
         onto = onto.addmm_(x_TK, weight_KN)
         return onto if bias_N is None else onto.add_(bias_N)
@@ -142,7 +211,7 @@ def product(
     return swiglu(out) if gated else out
 
 
-def few_row_product(
+def fixed_product(
     x_TK: Tensor,
     weight_NK: Tensor,
     tiling: ProductTiling,
@@ -151,27 +220,47 @@ def few_row_product(
     gated: bool = False,
     onto: Tensor | None = None,
 ) -> Tensor:
-    """A product of few rows in one launch, with the matrix as [N, K]."""
+    """A product in one launch, with the matrix as [N, K]."""
     rows, inputs = x_TK.shape
     outputs = len(weight_NK) // 2 if gated else len(weight_NK)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
-    _few_rows[(triton.cdiv(outputs, tiling.outputs),)](
+    parts, part = parts_of(outputs, inputs, gated)
+    grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(outputs, tiling.outputs), parts)
+    sums = arrivals = out
+    if parts > 1:
+        sums = x_TK.new_empty(
+            grid[0] * grid[1] * parts * tiling.rows * tiling.outputs, dtype=torch.float32
+        )
+        arrivals = arrival_counts(x_TK.device)
+        assert grid[0] * grid[1] <= MOST_TILES
+    _product[grid](
         x_TK,
         weight_NK,
         x_TK if bias_N is None else bias_N,
         out,
+        sums,
+        arrivals,
         rows,
         outputs,
         inputs,
+        part,
         BIASED=bias_N is not None,
         GATED=gated,
         ADDED=onto is not None,
         TRANSPOSED=tiling.transposed,
-        ROWS=max(16, power_of_two(rows)),
+        PARTS=parts,
+        BM=tiling.rows,
         BN=tiling.outputs,
         BK=tiling.inputs,
-        num_warps=4,
+        num_warps=tiling.warps,
         num_stages=tiling.stages,
         **launch_options(out, rows),
     )
     return out
+
+
+@lru_cache
+def arrival_counts(device: torch.device) -> Tensor:
+    """Zeros in which the programs of a product count each other. Each product leaves zeros behind,
+    so all products of a device share them: they run one after the other."""
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
