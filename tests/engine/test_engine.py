@@ -362,6 +362,20 @@ def test_laws_of_one_forward_are_stacked_without_a_copy_and_others_with_one():
     )
 
 
+def test_laws_of_two_forwards_are_copied_though_they_lie_at_neighbouring_offsets():
+    one = torch.arange(8.0).view(2, 4)
+    other = one + 100
+    for some in ([one[0], other[1]], [one[:1], other[1:]]):
+        assert torch.equal(stack(some, one.device), torch.stack(some))
+
+
+def test_laws_of_other_numbers_are_copied_though_they_lie_side_by_side():
+    whole = torch.arange(8, dtype=torch.float32)
+    seen_as_integers = whole.view(torch.int32)
+    some = [whole[:4], seen_as_integers[4:]]
+    assert torch.equal(stack(some, whole.device), torch.stack(some))
+
+
 def test_a_finished_request_keeps_no_laws():
     m = fresh(lanes=1)
     jobs = m.submit([1, 2], max_tokens=3, logprobs=2)

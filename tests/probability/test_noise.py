@@ -33,6 +33,24 @@ def test_noise_of_neighbouring_draws_is_uncorrelated():
     assert abs(float((u[:, 0] * u[:, 1]).mean()) * 12) < 0.03
 
 
+def test_noise_never_comes_again():
+    """Neither after many draws nor after many calls of one draw."""
+    by_draw = {uniform(7, draw, 0) for draw in range(5000)}
+    by_call = {uniform(7, 0, call) for call in range(5000)}
+    by_key = {uniform(key, 0, 0) for key in range(5000)}
+    assert len(by_draw | by_call) == 9999 and len(by_key) == 5000
+
+
+@pytest.mark.parametrize("find", [pick, pick_by_stretches])
+def test_a_large_vocabulary_is_added_up_without_rounding(find):
+    """131,072 equal tokens: in float32 the sum of a third already has a token's error."""
+    size = 131_072
+    law = torch.full((1, size), 1 / 3)
+    wanted = torch.tensor([0, 1, 40_000, 65_537, 98_765, size - 1])
+    u = (wanted.double() + 0.5) / size
+    assert find(law.expand(len(u), -1), u).tolist() == wanted.tolist()
+
+
 def test_pick_never_takes_a_token_of_probability_zero():
     law = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     for u in (1e-15, 0.25, 0.499999, 0.5, 0.75, 1 - 2.0**-49):
