@@ -43,11 +43,13 @@ def test_noise_never_comes_again():
 
 @pytest.mark.parametrize("find", [pick, pick_by_stretches])
 def test_a_large_vocabulary_is_added_up_without_rounding(find):
-    """131,072 equal tokens: in float32 the sum of a third already has a token's error."""
-    size = 131_072
-    law = torch.full((1, size), 1 / 3)
+    """One likely token and 131,071 that are rare: beside a sum of 1, float32 knows no number as
+    small as theirs."""
+    size, rare = 131_072, 2.0**-30
+    law = torch.full((1, size), rare)
+    law[0, 0] = 1
     wanted = torch.tensor([0, 1, 40_000, 65_537, 98_765, size - 1])
-    u = (wanted.double() + 0.5) / size
+    u = (1 + (wanted.double() - 0.5) * rare) / (1 + (size - 1) * rare)
     assert find(law.expand(len(u), -1), u).tolist() == wanted.tolist()
 
 
