@@ -234,7 +234,7 @@ class Chosen:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         # The default action ends the process, wherever it hangs.
-        signal.setitimer(signal.ITIMER_REAL, 20 + 5 * self.seconds[item.nodeid])
+        signal.setitimer(signal.ITIMER_REAL, 12 + 5 * self.seconds[item.nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -201,13 +202,12 @@ def score(mutants: list[dict], outcomes: dict[int, dict]) -> str:
 
 def equivalent(mutant: dict) -> str | None:
     """Why no test can see this mutant, if mutants.toml says so."""
+    was = _text(mutant["was"])
+    facts = {"was": was, "becomes": _text(mutant["becomes"]), "operator": mutant["operator"]}
     for one in SETTINGS["equivalent"]:
-        here = mutant["file"].endswith(one["file"])
-        if (
-            here
-            and _text(mutant["was"]) == one["was"]
-            and _text(mutant["becomes"]) == one["becomes"]
-        ):
+        here = mutant["file"].endswith(one.get("file", ""))
+        same = all(one[name] == fact for name, fact in facts.items() if name in one)
+        if here and same and re.fullmatch(one.get("like", ".*"), was):
             return one["why"]
     return None
 
