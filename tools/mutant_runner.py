@@ -34,7 +34,7 @@ OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist"]
 LONGEST_TEST = 15.0  # seconds; what takes longer is not worth its time here
 LONGEST_FILE = 240.0
 PARTS = 4  # that the tests of a file are measured in, side by side
-MEMORY = 32 << 30
+MEMORY = 48 << 30
 
 
 class Runner:
@@ -113,13 +113,16 @@ class Runner:
         jobs: Sequence[tuple[str, Callable[[], int], float]],
         done: Callable[[str, int, float], None],
     ) -> None:
-        """Run jobs in children, so many at a time. A job is a name, what to do, and its limit."""
+        """Run jobs in children, so many at a time, until time is up. A job is a name, what to do,
+        and its limit."""
         waiting = list(reversed(jobs))
         running: dict[int, tuple[str, float, float]] = {}
         while running or waiting:
             now = time.monotonic()
             if now > self.ends:
-                waiting.clear()
+                for pid in running:
+                    os.killpg(pid, signal.SIGKILL)
+                return
             while waiting and len(running) < self.workers:
                 name, work, limit = waiting.pop()
                 running[fork(work)] = (name, now, now + limit)

@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin nothing after this")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="stop after this")
     parser.add_argument("--tests-s", type=float, default=40, help="seconds of tests per mutant")
     parser.add_argument("--tests", nargs="+", default=SETTINGS["tests"], help="for the baseline")
     parser.add_argument("--again", action="store_true", help="run only those that survived")

@@ -8,6 +8,13 @@ def test_the_same_numbers_give_the_same_noise():
     assert uniform(7, 1, 2) == uniform(7, 1, 2)
 
 
+def test_a_seed_means_the_same_in_every_version():
+    assert mix(1, 2, 3) == 7702586659592502839 and mix() == 0
+    assert uniform(7, 1, 2) == 0.47514130262246645
+    drawn = Noise([(7, 0), (8, 3)]).many(torch.ones(2, 3, 1000))
+    assert drawn.tolist() == [[609, 100, 292], [94, 702, 519]]
+
+
 def test_any_other_number_gives_other_noise():
     base = uniform(7, 1, 2)
     assert len({base, uniform(8, 1, 2), uniform(7, 2, 2), uniform(7, 1, 3), uniform(7, 2, 1)}) == 5
