@@ -1,4 +1,4 @@
-"""Every method takes the steps that it took: how many forwards and rows, which drafts, what is kept.
+"""Every method takes the steps that it took: forwards, rows, drafts, and what is kept of them.
 
 A wrong guess costs time and never shows in the text, so that no other test would see it. When steps
 change on purpose, `python -m tests.methods.test_steps` writes steps.txt anew: read the difference.
