@@ -11,6 +11,7 @@ import pytest
 
 from forerun.backbones.table import TableBackbone
 from forerun.certify.enumeration import family_of, table_model
+from forerun.families.block import Block
 from forerun.families.masked import Masked
 
 FILE = Path(__file__).with_name("steps.txt")
@@ -69,36 +70,62 @@ CASES = {
 }
 CAUSAL = ("ar", "speculative", "lookup", "jacobi", "multiblock", "lookahead", "specdiff")
 FILLS_HOLES = ("sequential", "assd", "stepwise", "threshold", "ssd", "ancestral")
+SHIFTED = {"stepwise": Masked, "ssd": Masked, "block": Block, "block-ssd": Block, "s2d2": Block}
+
+
+class ByPosition(TableBackbone):
+    """Laws that depend on the position only."""
+
+    def logits(self, position, digests):
+        return super().logits(position, ())
+
+
+# One in which nearly every guess is wrong, and one in which most are right.
+TABLES = {
+    "fickle": lambda: TableBackbone(VOCAB, seed=1, sharpness=3.0),
+    "steady": lambda: TableBackbone(
+        VOCAB, seed=1, sharpness=3.0, like=ByPosition(VOCAB, seed=5, sharpness=6.0), blend=0.8
+    ),
+}
 
 
 def steps_of(method):
     """One line for each case."""
-    for options in [{}, SAMPLED, *CASES[method]]:
-        yield f"{method} {options}: {counted(method, options, holes=False)}"
-    if method in FILLS_HOLES:
-        for options in [{}, SAMPLED]:
-            yield f"{method} holes {options}: {counted(method, options, holes=True)}"
+    for table in TABLES:
+        for options in [{}, SAMPLED, *CASES[method]]:
+            yield line(method, table, options)
+    for options in [{}, SAMPLED]:
+        if method in FILLS_HOLES:
+            yield line(method, "steady", options, tokens=HOLES)
+        if method in SHIFTED:
+            family = SHIFTED[method](MASK, *[4] * (SHIFTED[method] is Block), shifted=True)
+            yield line(method, "steady", options, family=family)
+            yield line(method, "steady", options, tokens=[[], [2]])
 
 
-def counted(method, options, holes):
+def line(method, table, options, tokens=PROMPTS, family=None):
     """What a method did, in numbers: forwards of each text, rows of all, and a checksum of every
     event."""
-    target = TableBackbone(VOCAB, seed=1, sharpness=3.0)
+    target = TABLES[table]()
     causal = method.split("-")[0] in CAUSAL
-    m = table_model(target, family=None if causal else family_of(method, MASK))
-    options = {"method": method, **options}
+    m = table_model(target, family=family or (None if causal else family_of(method, MASK)))
+    more = {"method": method, **options}
     if method in ("speculative", "specdiff", "specdiff-confidence"):
-        family = None if method == "speculative" else Masked(MASK)
+        draft_family = None if method == "speculative" else Masked(MASK)
         draft = TableBackbone(VOCAB, seed=2, like=target, blend=0.8, cost=0.1)
-        options |= {"draft": table_model(draft, family=family), "logit_bias": {MASK: -1e6}}
-    if holes:
-        results = m.infill(token_ids=HOLES, **options)
+        more |= {"draft": table_model(draft, family=draft_family), "logit_bias": {MASK: -1e6}}
+    if tokens is HOLES:
+        results = m.infill(token_ids=tokens, **more)
     else:
-        results = m.generate(PROMPTS, max_tokens=12, **options)
+        results = m.generate(tokens, max_tokens=12, **more)
     forwards = [f"{r.stats.forwards}+{r.stats.draft_forwards}" for r in results]
     rows = [host.work.rows for host in m.engine.hosts]
-    events = str([list(map(str, r.trace)) for r in results])
-    return f"forwards {' '.join(forwards)}, rows {rows}, {zlib.crc32(events.encode()):08x}"
+    events = str([list(map(str, r.trace)) for r in results]).encode()
+    kind = f"{table} shifted" if family else table
+    return (
+        f"{method} {kind} {tokens} {options}: forwards {' '.join(forwards)}, rows {rows}, "
+        f"{zlib.crc32(events):08x}"
+    )
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -108,4 +135,4 @@ def test_a_method_takes_the_steps_that_it_took(method):
 
 
 if __name__ == "__main__":
-    FILE.write_text("".join(line + "\n" for method in CASES for line in steps_of(method)))
+    FILE.write_text("".join(one + "\n" for method in CASES for one in steps_of(method)))
