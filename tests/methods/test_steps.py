@@ -32,6 +32,7 @@ CASES = {
     "multiblock": [
         {"block": 3, "blocks": 3, "spawn": 0.4, "candidates": 2},
         {"block": 3, "blocks": 2, "spawn": 0.0, "candidates": 2, "share": True},
+        {"block": 2, "blocks": 4, "spawn": 0.0, "candidates": 1},
         {"block": 4, "blocks": 1, "refill": True, "start": "text"},
         {"block": 3, "blocks": 3, "spawn": 0.5, "start": "random", **SAMPLED},
     ],
@@ -55,6 +56,7 @@ CASES = {
     "block": [
         {"schedule": "static", "steps": 2},
         {"threshold": 0.2, "edit": 0.3, "post_edits": 2},
+        {"threshold": 0.6, "edit": 0.3, "post_edits": 0},
         {"threshold": 0.3, "sub_block": 2, "causal": "prefix", **SAMPLED},
     ],
     "block-stepwise": [{"block": 3, "causal": "text"}, {"sub_block": 2, **SAMPLED}],
