@@ -17,7 +17,9 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -34,6 +36,7 @@ OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist"]
 LONGEST_TEST = 15.0  # seconds; what takes longer is not worth its time here
 LONGEST_FILE = 240.0
 PARTS = 4  # that the tests of a file are measured in, side by side
+CONTROLS = 16  # files whose tests are run without a mutant first
 MEMORY = 48 << 30
 
 
@@ -54,6 +57,8 @@ class Runner:
         with os.fdopen(read) as said:
             names = said.read().split()
         os.waitpid(child, 0)
+        if not names:
+            print("tests/helpers.py could not be imported: every mutant will import all anew.")
         for name in names:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -66,7 +71,7 @@ class Runner:
         jobs = []
         for one in sorted(test_files(places), key=lambda f: -f.stat().st_size):
             for part in range(PARTS):
-                watch = lambda one=one, part=part: self._watch(one, part, file)
+                watch = partial(self._watch, one, part, file)
                 jobs.append((f"{one.name} {part + 1}/{PARTS}", watch, LONGEST_FILE))
         self._all(jobs, lambda name, code, seconds: print(f"{name}: {code} in {seconds:.0f} s"))
 
@@ -75,38 +80,73 @@ class Runner:
 
     def run(self, mutants: list[dict], tests: list[dict], most_s: float, file: Path) -> None:
         """Test every mutant."""
+        for mutant in mutants:
+            mutated_source(self.root / mutant["file"], mutant)
         tests = sorted((t for t in tests if t["passed"]), key=lambda t: t["seconds"])
-        chosen = {m["id"]: selection(m, tests, most_s) for m in mutants}
-        killers = file.parent / "killers"
-        killers.mkdir(exist_ok=True)
+        unreliable = self._fail_without_mutant(mutants, tests, most_s, file.parent)
+        print(f"{len(tests)} tests; {len(unreliable)} fail in this order without a mutant")
+        tests = [t for t in tests if t["test"] not in unreliable]
+        counts = {}
 
-        def record(name: str, code: int, seconds: float) -> None:
-            by = killers / name
+        def record(name: str, code: int, seconds: float, failed: list[str]) -> None:
             result = {
                 "id": int(name),
                 "outcome": outcome_of(code),
-                "by": by.read_text() if by.exists() else "",
+                "by": failed[0] if failed else "",
                 "seconds": round(seconds, 2),
-                "tests": len(chosen[int(name)]),
+                "tests": counts[name],
             }
-            by.unlink(missing_ok=True)
             with file.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
 
-        jobs = []
-        for m in mutants:
-            picked = chosen[m["id"]]
-            most = 60 + 4 * sum(t["seconds"] for t in picked)
-            by = killers / str(m["id"])
-            jobs.append((str(m["id"]), lambda m=m, p=picked, by=by: self._test(m, p, by), most))
-        self._all(jobs, record)
+        picked = [(str(m["id"]), m, selection(m, tests, most_s)) for m in mutants]
+        counts.update({name: len(chosen) for name, _, chosen in picked})
+        self._test_all(picked, file.parent, record)
 
-    def _test(self, mutant: dict, tests: list[dict], by: Path) -> int:
+    def _fail_without_mutant(
+        self, mutants: list[dict], tests: list[dict], most_s: float, folder: Path
+    ) -> set[str]:
+        """Tests that fail in the order in which mutants run them, though nothing is mutated."""
+        files = Counter(m["file"] for m in mutants).most_common(CONTROLS)
+        nothing = {"line": 1, "was": [], "becomes": [], "runs": None}
+        picked = []
+        for file, _ in files:
+            control = {"file": file, **nothing}
+            picked.append((f"control-{len(picked)}", control, selection(control, tests, most_s)))
+        failing: set[str] = set()
+
+        def note(name: str, code: int, seconds: float, failed: list[str]) -> None:
+            if outcome_of(code) == "killed" and not failed:
+                raise SystemExit("tests do not run here even without a mutant.")
+            failing.update(failed)
+
+        self._test_all(picked, folder, note)
+        return failing
+
+    def _test_all(
+        self,
+        picked: list[tuple[str, dict, list[dict]]],
+        folder: Path,
+        done: Callable[[str, int, float, list[str]], None],
+    ) -> None:
+        def finish(name: str, code: int, seconds: float) -> None:
+            failed = folder / f"{name}.failed"
+            done(name, code, seconds, failed.read_text().splitlines() if failed.exists() else [])
+            failed.unlink(missing_ok=True)
+
+        jobs = []
+        for name, mutant, tests in picked:
+            work = partial(self._test, mutant, tests, folder / f"{name}.failed")
+            jobs.append((name, work, 60 + 4 * sum(t["seconds"] for t in tests)))
+        self._all(jobs, finish)
+
+    def _test(self, mutant: dict, tests: list[dict], failed: Path) -> int:
         if not tests:
             return 5
         sys.meta_path.insert(0, Mutated(self.root, mutant))
         files = list(dict.fromkeys(t["test"].split("::")[0] for t in tests))
-        return pytest.main([*OPTIONS, "-x", *files], [Chosen(tests, by)])
+        first_only = ["-x"] if mutant["was"] else []
+        return pytest.main([*OPTIONS, *first_only, *files], [Chosen(tests, failed)])
 
     def _all(
         self,
@@ -199,6 +239,16 @@ def selection(mutant: dict, tests: list[dict], most_s: float) -> list[dict]:
     return list(picked.values())
 
 
+def mutated_source(path: Path, mutant: dict) -> str:
+    lines = path.read_text().splitlines()
+    first = mutant["line"] - 1
+    last = first + len(mutant["was"])
+    if lines[first:last] != mutant["was"]:
+        raise SystemExit(f"{path} has changed since the mutants were drawn: draw them again.")
+    lines[first:last] = mutant["becomes"]
+    return "\n".join(lines) + "\n"
+
+
 class Mutated(importlib.machinery.SourceFileLoader):
     """Finds and loads one module of ours, with some of its lines replaced."""
 
@@ -206,13 +256,7 @@ class Mutated(importlib.machinery.SourceFileLoader):
         path = root / mutant["file"]
         parts = path.relative_to(root / "src").with_suffix("").parts
         super().__init__(".".join(parts).removesuffix(".__init__"), str(path))
-        lines = path.read_text().splitlines()
-        first = mutant["line"] - 1
-        last = first + len(mutant["was"])
-        if lines[first:last] != mutant["was"]:
-            raise SystemExit(f"{path} has changed since the mutants were drawn: draw them again.")
-        lines[first:last] = mutant["becomes"]
-        self.source = "\n".join(lines) + "\n"
+        self.source = mutated_source(path, mutant)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
         if fullname != self.name:
@@ -226,9 +270,9 @@ class Mutated(importlib.machinery.SourceFileLoader):
 class Chosen:
     """A pytest plugin: these tests in this order, none for ever, and who failed."""
 
-    def __init__(self, tests: list[dict], by: Path):
+    def __init__(self, tests: list[dict], failed: Path):
         self.seconds = {t["test"]: t["seconds"] for t in tests}
-        self.by = by
+        self.failed = failed
         quiet_hypothesis()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -241,7 +285,8 @@ class Chosen:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.by.write_text(report.nodeid)
+            with self.failed.open("a") as names:
+                names.write(report.nodeid + "\n")
 
 
 class Watcher:
