@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 
 from forerun import registry
 from forerun.errors import ForerunError
+from forerun.methods.lookahead import LookaheadOptions
 
 PROBES = (-1, 0, 1, 2, 3, 5, 6, 0.5, 1.5)
 
@@ -154,3 +155,8 @@ def takes(options, values):
 
 def test_options_have_the_defaults_and_the_bounds_that_they_had():
     assert list(described()) == EXPECTED.strip().splitlines()
+
+
+def test_lookahead_may_ask_for_as_many_rows_as_a_lane_has_for_tails():
+    full = {"window": 32, "guesses": 32, "ngram": 5}  # 64 tails of 4 tokens
+    assert takes(LookaheadOptions, full) and not takes(LookaheadOptions, full | {"window": 33})

@@ -37,11 +37,16 @@ CASES = {
         {"block": 3, "blocks": 3, "spawn": 0.5, "start": "random", **SAMPLED},
     ],
     "lookahead": [{"window": 3, "ngram": 3, "guesses": 2}, {"window": 2, "ngram": 4, **SAMPLED}],
-    "specdiff": [{"k": 3, "steps": 2}, {"k": 4, "adapt": True}, {"k": 4, "keep": True, **SAMPLED}],
+    "specdiff": [
+        {"k": 3, "steps": 2},
+        {"k": 3, "first": 4},
+        {"k": 4, "adapt": True},
+        {"k": 4, "keep": True, **SAMPLED},
+    ],
     "specdiff-confidence": [{"k": 4, "steps": 2}, {"k": 3, "steps": 3, **SAMPLED}],
     "sequential": [PENALISED],
     "assd": [{"k": 3, "ahead": a} for a in ("none", "bonus", "every")]
-    + [{"k": 4, "draft": "ngram", **SAMPLED}],
+    + [{"k": 4, "draft": "ngram"}, {"k": 4, "draft": "ngram", **SAMPLED}],
     "assd-tolerant": [{"k": 3, "tolerance": 0.3, **SAMPLED}],
     "stepwise": [{"block": 3, "cache": c, "refresh": 2} for c in ("prefix", "dual")],
     "steps": [{"steps": 3, "block": 5}, {"steps": 2, **SAMPLED}],
@@ -50,7 +55,7 @@ CASES = {
     "ssd": [
         {"drafts": 3, "tree": "chain", "block": 4},
         {"drafts": 2, "worth": 0.3, "block": 5, "cache": "dual", "refresh": 3},
-        {"drafts": 4, **SAMPLED},
+        {"drafts": 0},
     ],
     "ancestral": [{"steps": 5}, {"steps": 7, **SAMPLED}],
     "block": [
@@ -66,6 +71,7 @@ CASES = {
         {"router": "score", "estimator": "margin", "cost": 0.5, "threshold": 0.3},
         {"router": "hysteresis", "estimator": "confidence", "threshold": 0.2, **SAMPLED},
         {"router": "bandit", "threshold": 0.3, "ratio_power": 0.5, **SAMPLED},
+        {"ratio_power": 3.0, **SAMPLED},
     ],
     "s2d2-exact": [{"k": 3, "ahead": "every"}, {"k": 2, **SAMPLED}],
     "s2d2-canvases": [{"span": 2, "drafts": 2, "threshold": 0.2}, {"span": 3, **SAMPLED}],
