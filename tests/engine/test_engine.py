@@ -5,14 +5,17 @@ import gc
 import random
 from itertools import pairwise
 
-import psutil
 import pytest
 import torch
 
 from forerun.backbones import attention
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
+from forerun.engine.host import Work
 from forerun.engine.pack import stack
+from forerun.options import Sampling
+from forerun.probability.acceptance import sample_token
+from forerun.sequence.canvas import BLANK
 from tests.helpers import ARCHITECTURES, PROMPTS, fresh, model
 
 METHODS = {
@@ -362,6 +365,42 @@ def test_laws_of_one_forward_are_stacked_without_a_copy_and_others_with_one():
     )
 
 
+def test_a_sequence_draws_the_same_in_every_version():
+    """Of laws in which all tokens are equally likely, so that only the noise decides."""
+    m = model()
+    seq = m.canvas([1, *[BLANK] * 4], Sampling(temperature=1.0))
+
+    async def draw_all():
+        while not seq.done:
+            drawn = await seq.draw(sample_token, torch.ones(m.vocab))
+            seq.fill(seq.next(1), [drawn.token], "said")
+
+    m.run_to_end(seq, draw_all)
+    assert seq.output == [121, 43, 51, 88] and m.vocab == 257
+
+
+def test_work_is_counted_from_nothing():
+    m = fresh(lanes=1)
+    assert m.host.work == Work(rows=0, pairs=0, slots=0, forwards=0)
+    m.generate([5, 6, 7], max_tokens=2, ignore_eos=True)
+    # the prompt's three rows look at three slots each, then one row looks at four
+    assert m.host.work == Work(rows=4, pairs=13, slots=7, forwards=2)
+
+
+def test_laws_of_two_forwards_are_copied_though_they_lie_at_neighbouring_offsets():
+    one = torch.arange(8.0).view(2, 4)
+    other = one + 100
+    for some in ([one[0], other[1]], [one[:1], other[1:]]):
+        assert torch.equal(stack(some, one.device), torch.stack(some))
+
+
+def test_laws_of_other_numbers_are_copied_though_they_lie_side_by_side():
+    whole = torch.arange(8, dtype=torch.float32)
+    seen_as_integers = whole.view(torch.int32)
+    some = [whole[:4], seen_as_integers[4:]]
+    assert torch.equal(stack(some, whole.device), torch.stack(some))
+
+
 def test_a_finished_request_keeps_no_laws():
     m = fresh(lanes=1)
     jobs = m.submit([1, 2], max_tokens=3, logprobs=2)
@@ -377,6 +416,8 @@ def test_an_idle_engine_does_nothing():
 
 
 def test_ten_thousand_requests_leave_memory_where_it_was():
+    import psutil  # a machine that only runs mutants may lack it
+
     m = fresh(lanes=8)
     process = psutil.Process()
 

@@ -13,10 +13,11 @@ from forerun.certify.enumeration import certify_case
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch import Prefetch
 from forerun.families.base import ChainScorer
+from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import Outcome
 from forerun.registry import BUILT_IN, NoOptions, method
-from forerun.sequence.canvas import Canvas
+from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.rows import Plan, causal_rows, next_token_plan
 from tests.helpers import PROMPTS, fresh
 
@@ -161,6 +162,31 @@ def test_what_is_asked_instead_is_answered(ahead):
         said(m.generate(PROMPTS, method="contrary", temperature=1.0, max_tokens=20)) == expected
         and ahead
     )
+
+
+def test_what_was_begun_for_one_model_answers_no_question_to_another(ahead):
+    """The same text is asked about, so that only the model tells the questions apart."""
+    m = fresh(lanes=1, dtype=torch.float64)
+    other = fresh(lanes=1, dtype=torch.float64, seed=1)
+    second_host = m.engine.add_model(other.backbone, m.host.room)
+
+    async def both(seq, laws):
+        target = m.handle()
+        second = type(target)(m.family, second_host)
+        while not seq.done:
+            laws.append(await second.next_law(seq))  # once the text has grown: begun for `target`
+            laws.append(await target.next_law(seq))
+            drawn = await seq.draw(sample_token, laws[-1])
+            seq.fill(seq.next(1), [drawn.token], "said")
+
+    def decode(prefetches):
+        m.engine.prefetches = prefetches
+        laws = []
+        seq = m.canvas([10, 20, 30, *[BLANK] * 6], Sampling(temperature=1.0))
+        m.run_to_end(seq, lambda: both(seq, laws))
+        return torch.stack(laws)
+
+    assert torch.allclose(decode(True), decode(False), atol=1e-9)
 
 
 def test_nothing_is_begun_behind_the_last_position(ahead):

@@ -1,12 +1,14 @@
 """Masked diffusion: what a canvas says, every way to decide blanks, caches, SSD, and drafts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import forerun
 from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NotAble
-from forerun.families.masked import CacheScope
+from forerun.families.masked import CacheScope, Masked
 from forerun.sequence.canvas import BLANK
 from tests.helpers import ask, model
 
@@ -342,3 +344,15 @@ def test_certify_and_compare_know_what_a_masked_model_cannot_say():
     assert compare(contestants, PROMPTS[:2], settings)[1].equals_reference == 1.0
     settings = ComparisonSettings(rounds=1, max_tokens=6, temperature=1.0)
     assert compare(contestants, PROMPTS[:2], settings)[0].p_value is None
+
+
+def test_a_checkpoint_says_which_mask_it_has_and_whether_it_is_shifted():
+    def of(**settings):
+        return Masked.of(SimpleNamespace(forerun=settings))
+
+    assert of(family="block", mask_token=7) is None and Masked.of(SimpleNamespace()) is None
+    plain = of(family="masked", mask_token=7)
+    assert (plain.mask_token, plain.shifted, plain.impossible_tokens) == (7, False, (7,))
+    assert of(family="masked", mask_token=7, shifted=True).shifted
+    renamed = of(family="masked", mask_token=7, shifted=True).masked_as(9)
+    assert (renamed.mask_token, renamed.shifted) == (9, True)

@@ -2,7 +2,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.probability.distributions import point_mass, prefix_lengths, residual, total_variation
+from forerun.probability.distributions import (
+    path_products,
+    point_mass,
+    prefix_lengths,
+    residual,
+    tempered,
+    total_variation,
+)
 
 weights = st.lists(st.floats(0.01, 1), min_size=3, max_size=3)
 
@@ -52,3 +59,25 @@ def test_accepting_then_taking_the_residual_gives_p(a, b):
 
 def test_total_variation_counts_what_only_one_law_has():
     assert total_variation({"a": 1.0}, {"b": 1.0}) == 1.0
+
+
+def test_a_tempered_law_is_a_power_of_it_made_whole():
+    laws = torch.stack([law([1, 2, 4]), law([8, 1, 1])])
+    for temperature in (0.5, 2.0):
+        power = laws ** (1 / temperature)
+        expected = power / power.sum(-1, keepdim=True)
+        assert torch.allclose(tempered(laws, temperature), expected, atol=1e-12)
+    assert tempered(laws, 1) is laws
+
+
+def test_a_tempered_point_mass_stays_one_though_powers_vanish():
+    cold = torch.tensor([[0.0, 1e-30, 0.0]])
+    assert tempered(cold, 0.1).tolist() == [[0.0, 1.0, 0.0]]
+
+
+def test_a_path_multiplies_all_steps_that_lead_to_it():
+    """Node 1 and 2 leave the root, 3 leaves 1, 4 leaves 3, 5 leaves 2."""
+    steps = torch.tensor([[0.5, 0.25, 0.5, 0.1, 0.2]], dtype=torch.float64)
+    parents = torch.tensor([[0, 0, 1, 3, 2]])
+    expected = torch.tensor([[1, 0.5, 0.25, 0.25, 0.025, 0.05]], dtype=torch.float64)
+    assert torch.allclose(path_products(steps, parents), expected)

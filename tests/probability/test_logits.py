@@ -169,6 +169,22 @@ def test_logit_bias_is_added(logits):
     )
 
 
+def test_penalties_are_taken_of_what_the_bias_has_added(logits):
+    for token, bias in ((1, 9.0), (2, -9.0)):
+        biased = logits.clone()
+        biased[0, token] += bias
+        expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[1, 2, 2]]), biased)
+        law = ours(logits, temperature=1.0, repetition_penalty=1.7, logit_bias={token: bias})
+        assert torch.allclose(law, expected.softmax(-1), atol=1e-6)
+
+
+def test_min_p_is_a_share_of_what_top_p_has_left():
+    """Had min-p cut first, the likeliest would have 0.625 of the rest, and top-p keep it alone."""
+    law = torch.tensor([[0.5, 0.3, 0.2] + [0.0] * (VOCAB - 3)])
+    found = ours(law.log(), temperature=1.0, top_p=0.6, min_p=0.5)
+    assert torch.allclose(found[0, :3], torch.tensor([0.625, 0.375, 0.0]))
+
+
 def test_rows_of_one_batch_keep_their_own_parameters(logits):
     options = [
         {"temperature": 0.0},

@@ -8,6 +8,13 @@ def test_the_same_numbers_give_the_same_noise():
     assert uniform(7, 1, 2) == uniform(7, 1, 2)
 
 
+def test_a_seed_means_the_same_in_every_version():
+    assert mix(1, 2, 3) == 7702586659592502839 and mix() == 0
+    assert uniform(7, 1, 2) == 0.47514130262246645
+    drawn = Noise([(7, 0), (8, 3)]).many(torch.ones(2, 3, 1000))
+    assert drawn.tolist() == [[609, 100, 292], [94, 702, 519]]
+
+
 def test_any_other_number_gives_other_noise():
     base = uniform(7, 1, 2)
     assert len({base, uniform(8, 1, 2), uniform(7, 2, 2), uniform(7, 1, 3), uniform(7, 2, 1)}) == 5
@@ -31,6 +38,26 @@ def test_noise_of_neighbouring_draws_is_uncorrelated():
         - 0.5
     )
     assert abs(float((u[:, 0] * u[:, 1]).mean()) * 12) < 0.03
+
+
+def test_noise_never_comes_again():
+    """Neither after many draws nor after many calls of one draw."""
+    by_draw = {uniform(7, draw, 0) for draw in range(5000)}
+    by_call = {uniform(7, 0, call) for call in range(5000)}
+    by_key = {uniform(key, 0, 0) for key in range(5000)}
+    assert len(by_draw | by_call) == 9999 and len(by_key) == 5000
+
+
+@pytest.mark.parametrize("find", [pick, pick_by_stretches])
+def test_a_large_vocabulary_is_added_up_without_rounding(find):
+    """One likely token and 131,071 that are rare: beside a sum of 1, float32 knows no number as
+    small as theirs."""
+    size, rare = 131_072, 2.0**-30
+    law = torch.full((1, size), rare)
+    law[0, 0] = 1
+    wanted = torch.tensor([0, 1, 40_000, 65_537, 98_765, size - 1])
+    u = (1 + (wanted.double() - 0.5) * rare) / (1 + (size - 1) * rare)
+    assert find(law.expand(len(u), -1), u).tolist() == wanted.tolist()
 
 
 def test_pick_never_takes_a_token_of_probability_zero():

@@ -29,6 +29,13 @@ def test_rows_are_kept_only_up_to_the_first_that_differs():
     assert reusable(held([1, 9, 3]), plan([1, 2, 3, 4])) == 1
 
 
+def test_the_first_row_that_is_read_need_not_be_named_first():
+    rows = held([1, 2, 3, 4])
+    reads = [np.array([3, 1]), np.array([], np.int64), np.array([2])]
+    assert Plan(rows, reads, 4).first_read == 1
+    assert reusable(rows, Plan(rows, reads, 4)) == 1
+
+
 def test_a_row_that_is_read_runs_again():
     assert reusable(held([1, 2, 3, 4]), plan([1, 2, 3, 4])) == 3
 
