@@ -25,6 +25,7 @@ from forerun.errors import BadOption, unknown
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.evaluate.programs import ProgramSettings
     from forerun.evaluate.tasks import MethodChoice, TaskRow
     from forerun.profile.progress import Progress
 
@@ -78,6 +79,14 @@ class EvaluateFlags:
     trials: Annotated[
         int, typer.Option(help="stories, humaneval, functions: completions of each.")
     ] = 1
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="humaneval, functions: run the model's programs even where they cannot be "
+            "isolated.",
+        ),
+    ] = False
     temperature: Temperature = 1.0
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1
     seed: Seed = 0
@@ -85,7 +94,7 @@ class EvaluateFlags:
 
     def settings(self) -> dict[str, object]:
         """What a report says of how it was made."""
-        apart = ("task", "method", "model", "as_json")
+        apart = ("task", "method", "model", "as_json", "allow_code")
         return {
             name: value
             for name, value in asdict(self).items()
@@ -137,6 +146,8 @@ def _check(flags: EvaluateFlags) -> None:
         raise BadOption(f"task {flags.task!r} needs --data: {NEEDS_DATA[flags.task]}.")
     if flags.missing not in MISSING:
         raise BadOption(f"missing={flags.missing} must be 1 or 3 sentences.")
+    if flags.task in ("humaneval", "functions"):
+        _program_settings(flags).limits  # noqa: B018 - refuses what cannot be isolated
 
 
 def _check_options(options: MethodOptions, choices: Sequence[MethodChoice]) -> None:
@@ -187,13 +198,25 @@ def _stories(
     return stories(model, choices, texts, settings, missing=missing, progress=progress)
 
 
+def _program_settings(flags: EvaluateFlags) -> ProgramSettings:
+    from forerun.evaluate.programs import ProgramSettings
+
+    return ProgramSettings(
+        flags.temperature,
+        flags.batch,
+        flags.seed,
+        flags.trials,
+        allow_code=flags.allow_code,
+    )
+
+
 def _programs(
     flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
 ) -> list[TaskRow]:
-    from forerun.evaluate.programs import ProgramSettings, functions, humaneval, read_programs
+    from forerun.evaluate.programs import functions, humaneval, read_programs
 
     data = flags.data or ""
-    settings = ProgramSettings(flags.temperature, flags.batch, flags.seed, flags.trials)
+    settings = _program_settings(flags)
     if flags.task == "functions":
         programs = read_programs(data, fields=())[: flags.count]
         return functions(model, choices, programs, settings, progress)
