@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -22,6 +22,7 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "generate": "Decode prompts.",
     "infill": "Fill the holes of texts.",
+    "chat": "Chat with a model in the terminal.",
     "certify": "Prove that the output of a method has the law of its reference.",
     "compare": "Run methods side by side: cost, speed, guarantee, and whether the output is right.",
     "evaluate": "Measure quality and cost of methods on a task.",
@@ -40,12 +41,29 @@ COMMANDS = {
 app = typer.Typer(
     name="forerun",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help="Decode language models many tokens at a time, "
-    "and prove that the output is the model's own.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from forerun import __version__
+
+        typer.echo(f"forerun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def forerun(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Decode language models many tokens at a time, and prove that the output is the model's
+    own."""
 
 
 class LazyCommand(TyperCommand):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,16 +14,20 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.status import Status
+from rich.table import Table
 
 from forerun.errors import BadOption
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.requests.jobs import Jobs
     from forerun.requests.model import Tokenizer
     from forerun.requests.result import Result
 
 Message = dict[str, object]
 Prompt = str | list[int]  # text or token ids
+
+WIDEST = 10_000  # columns of a table that is only measured
 
 stderr_console = Console(stderr=True)
 
@@ -77,12 +81,32 @@ def print_json(value: object, *, ensure_ascii: bool = True) -> None:
     typer.echo(json.dumps(value, ensure_ascii=ensure_ascii))
 
 
+def print_error(error: object) -> None:
+    typer.secho(f"error: {error}", fg="red", err=True)
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """As wide as the terminal, but never so narrow that a word is cut or broken."""
+    console = console or Console()
+    unbounded = console.options.update(width=WIDEST)
+    least = console.measure(table, options=unbounded).minimum
+    console.print(table, width=max(console.width, least), crop=False, no_wrap=False)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text that cannot drive a terminal: characters that print nothing become escapes."""
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 def check_picture(file: str | None) -> None:
     """Refuse a picture that cannot be drawn, before the work."""
     if file is None:
         return
     if find_spec("matplotlib") is None:
-        raise BadOption("--plot needs matplotlib: pip install matplotlib.")
+        raise BadOption("--plot needs matplotlib: pip install 'forerun[train]'.")
     if Path(file).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg"):
         raise BadOption(f"plot={file!r} must end in .png, .svg, .pdf or .jpg.")
     if not Path(file).resolve().parent.is_dir():
@@ -151,6 +175,36 @@ def _prompt_of(file: str, number: int, line: str) -> Prompt | Chat:
             f'{file}:{number} must be a JSON object with "prompt", or with "messages", a list of '
             "objects."
         ) from None
+
+
+class ResultFile:
+    """Results as JSON lines, each written when its request is finished: with its index, and the
+    prompt as it was given."""
+
+    def __init__(self, file: str, given: Sequence[object]):
+        self.file = Path(file)
+        self.file.write_text("")
+        self.given = given
+        self._waiting = list(range(len(given)))
+
+    def write_finished(self, jobs: Jobs, all_of_them: bool = False) -> None:
+        """Write those that are over. `all_of_them` ends the others."""
+        for index in list(self._waiting):
+            request = jobs.requests[index]
+            if all_of_them or all(job.over for job in request.jobs):
+                self._waiting.remove(index)
+                self._write(index, request.results())
+
+    def _write(self, index: int, results: Sequence[Result]) -> None:
+        given = self.given[index]
+        asked = {"messages": given.messages} if isinstance(given, Chat) else {"prompt": given}
+        with self.file.open("a", encoding="utf-8") as out:
+            for sample, result in enumerate(results):
+                numbers = {"index": index}
+                if len(results) > 1:
+                    numbers["sample"] = sample
+                line = json.dumps({**numbers, **asked, **result.as_dict()}, ensure_ascii=False)
+                out.write(line + "\n")
 
 
 def exit_with(interrupted: bool, failed: bool) -> None:
