@@ -9,8 +9,9 @@ help comes at once.
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -78,13 +79,26 @@ for name, line in COMMANDS.items():
     app.command(name, cls=LazyCommand, help=line)(lambda: None)
 
 
+def _fail(words: object) -> NoReturn:
+    typer.secho(f"error: {words}", fg="red", err=True)
+    sys.exit(2)
+
+
 def main() -> None:
     """Run the command line. A caller's mistake is one line and exit code 2, never a traceback."""
+    # a package that cannot be used, say: one line, without the line of ours that warns
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         app()
     except (ForerunError, OSError, UnicodeDecodeError) as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        from forerun.cli.common import how_to_install
+
+        advice = how_to_install(error.name or "")
+        if advice is None:
+            raise
+        _fail(advice)
     except SystemExit as ending:
         if ending.code == 130:
             typer.secho("interrupted", fg="yellow", err=True)

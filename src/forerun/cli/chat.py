@@ -174,8 +174,10 @@ class Painter:
         self._shown += len(piece)
         colours = colours_of(reasons)
         text = Text()
-        for character, reason in itertools.zip_longest(piece, reasons, fillvalue="sampled"):
-            text.append(printable(character, keep="\n\t"), colours[reason])
+        pairs = itertools.zip_longest(piece, reasons, fillvalue="sampled")
+        for reason, run in itertools.groupby(pairs, key=lambda pair: pair[1]):
+            characters = "".join(character for character, _ in run)
+            text.append(printable(characters, keep="\n\t"), colours[reason])
         self.console.print(text, end="", soft_wrap=True, highlight=False)
 
     def _read_events(self) -> None:

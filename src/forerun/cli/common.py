@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 Message = dict[str, object]
 Prompt = str | list[int]  # text or token ids
 
+# The extra that brings each package which not everybody has.
+EXTRAS = {
+    "accelerate": "train",
+    "gguf": "gguf",
+    "matplotlib": "train",
+    "peft": "lora",
+    "scipy": "evaluate",
+    "yaml": "train",
+}
 WIDEST = 10_000  # columns of a table that is only measured
 
 stderr_console = Console(stderr=True)
@@ -101,12 +110,23 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
+def how_to_install(package: str) -> str | None:
+    """What to say of a package of an extra that is not installed; None if it is of none."""
+    extra = EXTRAS.get(package)
+    return extra and f"this needs {package}: pip install 'forerun[{extra}]'."
+
+
+def need(package: str) -> None:
+    """Refuse to begin without a package of an extra."""
+    if find_spec(package) is None:
+        raise BadOption(how_to_install(package))
+
+
 def check_picture(file: str | None) -> None:
     """Refuse a picture that cannot be drawn, before the work."""
     if file is None:
         return
-    if find_spec("matplotlib") is None:
-        raise BadOption("--plot needs matplotlib: pip install 'forerun[train]'.")
+    need("matplotlib")
     if Path(file).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg"):
         raise BadOption(f"plot={file!r} must end in .png, .svg, .pdf or .jpg.")
     if not Path(file).resolve().parent.is_dir():

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from forerun.evaluate.compare import ComparisonRow
+    from forerun.cli.common import print_table
+from forerun.evaluate.compare import ComparisonRow
 
 JUDGE = "zoo:ar"  # its perplexity is shown
 
@@ -80,7 +81,7 @@ def show(report: Report, console: Console) -> None:
     table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*(row[name] for name in columns))
-    console.print(table)
+    print_table(table, console)
     console.print(caption(report, judged="perplexity" in columns), style="dim", highlight=False)
 
 

@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.cli.common import load, print_json, progress_bar, tokenizer_of
+from forerun.cli.common import load, need, print_json, print_table, progress_bar, tokenizer_of
 from forerun.cli.flags import (
     WITH_METHOD_OPTIONS,
     Json,
     MethodOptions,
+    Quiet,
     Seed,
     Temperature,
     model_option,
@@ -90,11 +91,12 @@ class EvaluateFlags:
     temperature: Temperature = 1.0
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1
     seed: Seed = 0
+    quiet: Quiet = False
     as_json: Json = False
 
     def settings(self) -> dict[str, object]:
         """What a report says of how it was made."""
-        apart = ("task", "method", "model", "as_json", "allow_code")
+        apart = ("task", "method", "model", "as_json", "allow_code", "quiet")
         return {
             name: value
             for name, value in asdict(self).items()
@@ -146,6 +148,8 @@ def _check(flags: EvaluateFlags) -> None:
         raise BadOption(f"task {flags.task!r} needs --data: {NEEDS_DATA[flags.task]}.")
     if flags.missing not in MISSING:
         raise BadOption(f"missing={flags.missing} must be 1 or 3 sentences.")
+    if flags.task == "scattered":
+        need("scipy")
     if flags.task in ("humaneval", "functions"):
         _program_settings(flags).limits  # noqa: B018 - refuses what cannot be isolated
 
@@ -235,7 +239,7 @@ def show(report: Mapping[str, object], rows: Sequence[TaskRow]) -> None:
                 *(f"{row.p_values[name]:.2f}" if row.p_values else "" for row in rows),
             )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     shown = CAPTIONS[str(report["task"])]
     facts = "; ".join(f"{key} {value}" for key, value in report.items() if key in shown)
     console.print(facts, style="dim", highlight=False)

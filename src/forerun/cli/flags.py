@@ -14,10 +14,11 @@ from typer.models import OptionInfo
 from forerun.errors import BadOption
 
 
-def _set_quiet(quiet: bool) -> bool:
+def _set_quiet(context: typer.Context, quiet: bool) -> bool:
     from forerun.cli.common import stderr_console
 
     stderr_console.quiet = quiet
+    context.call_on_close(lambda: setattr(stderr_console, "quiet", False))
     return quiet
 
 
