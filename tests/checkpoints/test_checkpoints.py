@@ -214,6 +214,7 @@ class TestWithoutAHub:
             tries.append(request.full_url)
             raise OSError("Name or service not known")
 
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("forerun.checkpoints.offline.urlopen", unreachable)
         return tries
 

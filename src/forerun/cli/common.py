@@ -99,7 +99,10 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or Console()
     unbounded = console.options.update(width=WIDEST)
     least = console.measure(table, options=unbounded).minimum
-    console.print(table, width=max(console.width, least), crop=False, no_wrap=False)
+    width = console.width
+    console.width = max(width, least)
+    console.print(table, crop=False)
+    console.width = width
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from forerun.cli.common import print_table
+
 if TYPE_CHECKING:
-    from forerun.cli.common import print_table
-from forerun.evaluate.compare import ComparisonRow
+    from forerun.evaluate.compare import ComparisonRow
 
 JUDGE = "zoo:ar"  # its perplexity is shown
 
