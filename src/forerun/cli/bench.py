@@ -24,6 +24,7 @@ from forerun.cli.common import (
 from forerun.cli.flags import (
     Batch,
     Device,
+    Dtype,
     Json,
     MaxTokens,
     PromptFile,
@@ -262,6 +263,8 @@ class DecodeFlags:
     max_tokens: MaxTokens = 64
     batch: Batch = 1
     turns: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3
+    device: Device = None
+    dtype: Dtype = None
     quiet: Quiet = False
     as_json: Json = False
 
@@ -277,7 +280,8 @@ def decode(flags: DecodeFlags) -> None:
     check_whole("batch", flags.batch)
     check_whole("turns", flags.turns)
     prompts = prompts_or_code(flags.prompts)
-    model = load(flags.model, lanes=max(LEAST_LANES, flags.batch))
+    lanes = max(LEAST_LANES, flags.batch)
+    model = load(flags.model, device=flags.device, dtype=flags.dtype, lanes=lanes)
     contestants = contestants_for(model, flags.methods.split(",") if flags.methods else None)
     with stderr_console.status("taking turns …"):
         splits = time_splits(
