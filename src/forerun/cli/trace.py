@@ -20,7 +20,7 @@ from forerun.cli.flags import Json
 from forerun.errors import BadOption
 
 COLOURS = {
-    "sampled": "white",
+    "sampled": "default",  # readable on a light terminal too
     "accepted": "green",
     "bonus": "bold cyan",
     "resampled": "yellow",
