@@ -59,7 +59,7 @@ def main() -> None:
             _drop_privileges()
         _limit(order["seconds"], order["memory"])
     except OSError as error:
-        os.write(report, json.dumps({"jail": str(error)}).encode())
+        os.write(report, json.dumps({"jail": error.strerror or str(error)}).encode())
         os._exit(1)
     channel = Connection(order["channel"])
     if order["role"] == "tester":
@@ -140,8 +140,11 @@ def _make_read_only(folder: str) -> None:
 
 
 def _write(file: str, text: str, mode: str = "w") -> None:
-    with open(file, mode) as out:
-        out.write(text)
+    try:
+        with open(file, mode) as out:
+            out.write(text)
+    except OSError as error:
+        raise OSError(error.errno, f"{file}: {error.strerror}") from error
 
 
 def _become_first_process() -> None:

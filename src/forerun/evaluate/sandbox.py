@@ -27,6 +27,7 @@ MEMORY = 1 << 30
 JAIL = Path(__file__).with_name("jail.py")
 TO_END = 5.0  # seconds that a jail may take to end what is in it
 TO_TRY = 30.0
+REFUSED = "a program cannot be run in isolation: "
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _outcome(verdict: bytes, of_program: bytes) -> Outcome:
     found = json.loads(verdict or b"{}")
     refused = found.get("jail") or json.loads(of_program or b"{}").get("jail")
     if refused:
-        raise NotAble(f"a program cannot be run in isolation: {refused}.")
+        raise NotAble(f"{REFUSED}{refused}.")
     if found.get("passed"):
         return Outcome(True, "passed")
     return Outcome(False, "failed", found.get("detail", "the tests did not run to their end"))
@@ -141,7 +142,7 @@ def why_not_isolated() -> str | None:
     try:
         outcome = run(trial, Limits(seconds=TO_TRY))
     except (NotAble, OSError) as error:
-        return str(error).removesuffix(".")
+        return str(error).removeprefix(REFUSED).removesuffix(".")
     return None if outcome.passed else outcome.detail
 
 
