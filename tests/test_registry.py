@@ -136,6 +136,10 @@ def test_a_package_that_cannot_be_imported_harms_only_those_who_ask_for_it(monke
         "from forerun.registry import Method\n"
         "async def run(seq, target: 'NoSuchName', options): pass\n"
         "thing = Method('lost', run, 'exact', 'ar')",
+        "from forerun.registry import Method\n"
+        "class Options: pass\n"
+        "async def run(seq, target, options: Options): pass\n"
+        "thing = Method('lost', run, 'exact', 'ar')",
     ],
 )
 def test_whatever_a_package_raises_is_named_and_harms_nobody_else(body, tmp_path, monkeypatch):
@@ -151,6 +155,21 @@ def test_whatever_a_package_raises_is_named_and_harms_nobody_else(body, tmp_path
     assert listed.exit_code == 0 and "speculative" in listed.stdout
     with pytest.raises(BadOption, match="method='lost'"):
         registry.get("methods", "lost")
+
+
+def test_a_method_whose_drafter_cannot_be_used_is_left_out_of_the_list(monkeypatch):
+    async def decode(seq, target, options): ...
+
+    odd = registry.Method("odd", decode, "exact", "ar", drafter="no-such-drafter")
+    everything = registry.usable("methods")
+    monkeypatch.setattr(registry, "usable", lambda kind: {"odd": odd, **everything})
+    named = registry.method_named
+    monkeypatch.setattr(
+        registry, "method_named", lambda name: odd if name == "odd" else named(name)
+    )
+    with pytest.warns(UserWarning, match="method='odd' was left out"):
+        listed = helpers.run("methods", "--json")
+    assert "speculative" in listed.stdout and "odd" not in listed.stdout
 
 
 def test_a_family_that_cannot_read_a_config_is_left_out(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import Field, asdict, dataclass, fields
 from typing import Annotated, Any
 
@@ -59,6 +60,19 @@ def method_row(name: str) -> MethodRow:
     )
 
 
+def usable_rows() -> list[MethodRow]:
+    """All methods, but for those of a package whose options or drafter cannot be read."""
+    rows = []
+    for name in registry.usable("methods"):
+        try:
+            rows.append(method_row(name))
+        except Exception as error:
+            if name in registry.BUILT_IN["methods"]:
+                raise
+            warnings.warn(f"method={name!r} was left out: {error}", stacklevel=2)
+    return rows
+
+
 def _option_fields(method: registry.Method) -> list[Field[Any]]:
     """The options of the method, then those of the drafter that it always uses."""
     found = list(fields(method.options))
@@ -73,8 +87,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the decoding methods, what each promises and which options it has."""
-    listed = [name] if name else list(registry.usable("methods"))
-    rows = [method_row(key) for key in listed]
+    rows = [method_row(name)] if name else usable_rows()
     if as_json:
         print_json([asdict(row) for row in rows])
         return
