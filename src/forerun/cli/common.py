@@ -99,6 +99,9 @@ def print_table(table: Table, console: Console | None = None) -> None:
     """As wide as the terminal, but never so narrow that a word is cut or broken."""
     console = console or Console()
     unbounded = console.options.update(width=WIDEST)
+    for column in table.columns:
+        cells = [column.header, *column.cells]
+        column.min_width = max(console.measure(cell, options=unbounded).minimum for cell in cells)
     least = console.measure(table, options=unbounded).minimum
     width = console.width
     console.width = max(width, least)
