@@ -9,7 +9,7 @@ import pytest
 
 from forerun.checkpoints import tiny
 from forerun.cli import main
-from forerun.cli.common import ResultFile
+from forerun.cli.common import ResultFile, printable
 from tests.helpers import hears_ctrl_c, run
 
 
@@ -431,3 +431,15 @@ def test_infill_takes_a_text_as_it_is():
     result = run("infill", text, "-m", "tiny:any-subset", "--json")
     filled = json.loads(result.stdout)["text"]
     assert filled.startswith(r'print("a\n') and filled.endswith(r'\t")')
+
+
+def test_what_an_error_quotes_cannot_drive_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["forerun", "trace", "no\x1b[2Jfile"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\x1b[2J" not in capsys.readouterr().err
+
+
+def test_only_what_controls_a_terminal_is_escaped():
+    assert printable("a\x1b\x9b\u202e\ud800\n", keep="\n") == "a\\x1b\\x9b\\u202e\\ud800\n"
+    assert printable("é 👩\u200d🔬 \ue0a0") == "é 👩\u200d🔬 \ue0a0"

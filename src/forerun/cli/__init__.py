@@ -80,7 +80,9 @@ for name, line in COMMANDS.items():
 
 
 def _fail(words: object) -> NoReturn:
-    typer.secho(f"error: {words}", fg="red", err=True)
+    from forerun.cli.common import print_error
+
+    print_error(words)
     sys.exit(2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ EXTRAS = {
     "scipy": "evaluate",
     "yaml": "train",
 }
+LINE_BREAK = "\n"
+TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of writing
 WIDEST = 10_000  # columns of a table that is only measured
 
 stderr_console = Console(stderr=True)
@@ -92,7 +95,8 @@ def print_json(value: object, *, ensure_ascii: bool = True) -> None:
 
 
 def print_error(error: object) -> None:
-    typer.secho(f"error: {error}", fg="red", err=True)
+    """Errors quote files and names, which may hold anything."""
+    typer.secho(f"error: {printable(str(error), keep=LINE_BREAK)}", fg="red", err=True)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -110,11 +114,15 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text that cannot drive a terminal: characters that print nothing become escapes."""
+    """Text that cannot drive a terminal: characters that control it become escapes."""
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        each.encode("unicode_escape").decode() if each not in keep and _controls(each) else each
         for each in text
     )
+
+
+def _controls(character: str) -> bool:
+    return character in TURNS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
 
 
 def how_to_install(package: str) -> str | None:
