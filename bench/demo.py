@@ -13,6 +13,7 @@ from forerun.certify.cases import standard_cases
 from forerun.cli.compare_report import Report
 from forerun.cli.compare_report import show as show_table
 from forerun.cli.infill import picture
+from forerun.cli.trace import read_commit
 from forerun.cli.trace import show as show_trace
 from forerun.evaluate.compare import (
     ComparisonSettings,
@@ -62,7 +63,8 @@ def show_decoding(model: forerun.Model, console: Console) -> None:
     console.print(
         "\n[bold]How speculative decoding wrote that[/], one line per forward of the model:\n"
     )
-    show_trace(trace_lines(result, 0, model.decode), console)
+    lines = trace_lines(result, 0, model.decode)
+    show_trace([read_commit(line) for line in lines], console)
 
 
 def show_costs(model: forerun.Model, any_subset: forerun.Model, console: Console) -> None:

@@ -131,7 +131,7 @@ def test_the_trace_is_the_output(tiny_model):
     assert [t for _, t in committed] == r.token_ids
     assert [p for p, _ in committed] == list(range(len(PROMPTS[3]), len(PROMPTS[3]) + 15))
     assert all(e.drafted[len(e.tokens) :] == e.rejected for e in r.trace if e.drafted)
-    assert {e.reason for e in r.trace} <= {"accepted", "resampled", "bonus"}
+    assert {e.reason for e in r.trace} <= {"accepted", "resampled", "bonus", "sampled"}
     assert max(e.forward for e in r.trace) == r.stats.forwards
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from forerun import registry
 from forerun.errors import BadOption
+from tests import helpers
 from tests.helpers import ROOT, network
 
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
@@ -120,6 +121,66 @@ def test_a_package_that_cannot_be_imported_harms_only_those_who_ask_for_it(monke
     with pytest.warns(UserWarning, match="family='lost'"):
         assert "lost" not in registry.usable("families")
     with pytest.warns(UserWarning, match="no_such_module"):
+        assert registry.family_for(tiny_config()).name == "causal"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise SystemExit(3)",
+        "raise KeyboardInterrupt",
+        "class Odd(BaseException): pass\nraise Odd('odd')",
+        "1 / 0",
+        "def f(:",
+        "thing = 'no method'",
+        "from forerun.registry import Method\n"
+        "async def run(seq, target: 'NoSuchName', options): pass\n"
+        "thing = Method('lost', run, 'exact', 'ar')",
+        "from forerun.registry import Method\n"
+        "class Options: pass\n"
+        "async def run(seq, target, options: Options): pass\n"
+        "thing = Method('lost', run, 'exact', 'ar')",
+    ],
+)
+def test_whatever_a_package_raises_is_named_and_harms_nobody_else(body, tmp_path, monkeypatch):
+    (tmp_path / "harmful_plugin.py").write_text(body + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "harmful_plugin", raising=False)
+    harmful = EntryPoint("lost", "harmful_plugin:thing", "forerun.methods")
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [harmful] if group == "forerun.methods" else []
+    )
+    with pytest.warns(UserWarning, match=r"method='lost'.*harmful_plugin:thing"):
+        listed = helpers.run("methods")
+    assert listed.exit_code == 0 and "speculative" in listed.stdout
+    with pytest.raises(BadOption, match="method='lost'"):
+        registry.get("methods", "lost")
+
+
+def test_a_method_whose_drafter_cannot_be_used_is_left_out_of_the_list(monkeypatch):
+    async def decode(seq, target, options): ...
+
+    odd = registry.Method("odd", decode, "exact", "ar", drafter="no-such-drafter")
+    everything = registry.usable("methods")
+    monkeypatch.setattr(registry, "usable", lambda kind: {"odd": odd, **everything})
+    named = registry.method_named
+    monkeypatch.setattr(
+        registry, "method_named", lambda name: odd if name == "odd" else named(name)
+    )
+    with pytest.warns(UserWarning, match="method='odd' was left out"):
+        listed = helpers.run("methods", "--json")
+    assert "speculative" in listed.stdout and "odd" not in listed.stdout
+
+
+def test_a_family_that_cannot_read_a_config_is_left_out(monkeypatch):
+    class Broken:
+        @staticmethod
+        def of(config):
+            raise AttributeError("no such field")
+
+    everything = registry.usable("families")
+    monkeypatch.setattr(registry, "usable", lambda kind: {"broken": Broken, **everything})
+    with pytest.warns(UserWarning, match="family='broken' was left out"):
         assert registry.family_for(tiny_config()).name == "causal"
 
 

@@ -207,12 +207,23 @@ def get(kind: str, name: str) -> Any:
     if name not in outside:
         raise unknown(SINGULAR[kind], name, names(kind))
     try:
-        return outside[name].load()
-    except (ImportError, AttributeError) as error:
+        found = outside[name].load()
+        if kind == "methods":
+            _check_method(found)
+        return found
+    except BaseException as error:  # whatever a package does when it is imported, even exit
         raise BadOption(
             f"{SINGULAR[kind]}={name!r} comes from a package that cannot be used "
-            f"({outside[name].value}): {error}"
+            f"({outside[name].value}): {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_method(found: Any) -> None:
+    """Refuse what is no method, or one whose annotations cannot be read."""
+    if not isinstance(found, Method):
+        raise TypeError(f"{found!r} was not made by @forerun.method")
+    found.option_names()
+    _ = found.needs
 
 
 def usable(kind: str) -> dict[str, Any]:
@@ -232,7 +243,13 @@ def family_for(config: Any) -> Any:
     models last."""
     kinds = usable("families")
     for name in sorted(kinds, key=lambda name: name == "causal"):
-        family = kinds[name].of(config)
+        try:
+            family = kinds[name].of(config)
+        except Exception as error:
+            if name in BUILT_IN["families"]:
+                raise
+            warnings.warn(f"family={name!r} was left out: {error!r}", stacklevel=2)
+            continue
         if family is not None:
             return family
     raise NotAble(f"no family takes a model of type {config.model_type!r}.")

@@ -203,13 +203,39 @@ def test_tiny_names_are_checked():
         forerun.load("tiny:llama:x")
 
 
-def test_a_path_that_does_not_exist_is_told_from_a_hub_that_does_not_answer(monkeypatch):
-    def unreachable(**_):
-        raise OSError("We couldn't connect")
+class TestWithoutAHub:
+    """A hub id where the hub cannot be reached."""
 
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
-    with pytest.raises(
-        BadCheckpoint,
-        match=r"couldn't connect.* There is no such directory, so it was taken for a hub id",
-    ):
-        forerun.load("runs/missing")
+    @pytest.fixture(autouse=True)
+    def tries(self, monkeypatch):
+        tries = []
+
+        def unreachable(request, timeout):
+            tries.append(request.full_url)
+            raise OSError("Name or service not known")
+
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("forerun.checkpoints.offline.urlopen", unreachable)
+        return tries
+
+    def test_a_path_that_does_not_exist_is_told_from_a_hub_that_does_not_answer(self, tries):
+        said = r"no directory here, so it was taken for a hub id.*Name or service not known"
+        with pytest.raises(BadCheckpoint, match=said):
+            forerun.load("runs/missing")
+        assert len(tries) == 1, "the hub is tried once"
+
+    def test_what_the_cache_has_is_read_from_the_cache_alone(self, monkeypatch):
+        monkeypatch.setattr("forerun.checkpoints.offline._is_cached", lambda name: True)
+        found = resolve.find("owner/name")
+        assert found.only_cached and found.arguments["local_files_only"]
+
+
+def test_a_hub_that_answers_is_asked(monkeypatch):
+    monkeypatch.setattr("forerun.checkpoints.offline._why_unreachable", lambda: None)
+    assert "local_files_only" not in resolve.find("owner/name").arguments
+
+
+def test_a_gguf_file_that_is_not_there_is_named():
+    for name in ("x.gguf", "folder/x.gguf"):
+        with pytest.raises(BadCheckpoint, match=r"no such \.gguf file"):
+            forerun.load(name)

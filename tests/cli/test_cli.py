@@ -9,6 +9,7 @@ import pytest
 
 from forerun.checkpoints import tiny
 from forerun.cli import main
+from forerun.cli.common import ResultFile, printable
 from tests.helpers import hears_ctrl_c, run
 
 
@@ -293,10 +294,19 @@ def test_certify_tests_on_a_model_and_prints_its_power():
         (["methods", "nope"], "unknown"),
         (["certify", "--method", "lookup", "--k", "3"], "only with --model"),
         (["certify", "--method", "ar", "--model", "tiny", "--max-sequences", "0"], "max_sequences"),
-        (["generate", "x", "--model", "tiny", "--method", "lookup", "--k"], "k=True"),
+        (
+            ["generate", "x", "--model", "tiny", "--method", "lookup", "--k"],
+            "--k needs a value, as in --k",
+        ),
         (["generate", "x", "--model", "tiny", "--method", "lookup", "--adapt", "maybe"], "adapt"),
         (["generate", "x", "--model", "tiny", "--trace", "/no/such/folder/t"], "/no/such/folder/t"),
-        (["generate", "x", "--model", "tiny", "--device", "mps"], "mps"),
+        (["generate", "x", "--model", "tiny", "--device", "mps"], "float64, which MPS does not"),
+        (["generate", "-5 degrees", "--model", "tiny"], "generate -- '-5 degrees'"),
+        (["generate", "-minus", "--model", "tiny"], "generate -- -minus"),
+        (["generate", "--json", "-5", "--model", "tiny"], "behind --"),
+        (["infill", "-<|fill:3|>"], "infill -- '-<|fill:3|>'"),
+        (["infill", "<|fill:3|>", "--chat", "x"], "unknown"),
+        (["generate", "x", "--model", "nowhere.gguf"], "no such .gguf file"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_two(words, said, monkeypatch, capsys):
@@ -365,3 +375,71 @@ def test_help_does_not_wait_for_torch():
         ]
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_a_prompt_may_begin_with_a_dash_behind_two_of_them():
+    result = run("generate", "-m", "tiny", "--max-tokens", 2, "--json", "--", "-5 degrees", "--k")
+    sizes = [json.loads(line)["stats"]["prompt_tokens"] for line in result.stdout.splitlines()]
+    assert sizes == [len("-5 degrees"), len("--k")]
+
+
+def test_results_are_written_as_they_finish_with_index_and_prompt(tmp_path, monkeypatch):
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    [end] = tiny.tokenizer()("E").input_ids
+    given = ["long one", [end, 5], ""]
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in given))
+    seen = []
+    write = ResultFile._write
+    monkeypatch.setattr(
+        ResultFile,
+        "_write",
+        lambda self, index, results: (seen.append(index), write(self, index, results)),
+    )
+    result = run(
+        "generate", "--prompts", prompts, "-m", "tiny", "--max-tokens", 5, "-o", out, "--ignore-eos"
+    )
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert result.stdout == "" and result.exit_code == 1, "one prompt is empty"
+    assert [line["index"] for line in lines] == seen and sorted(seen) == [0, 1, 2]
+    assert seen[0] == 2, "what cannot be decoded is known at once"
+    by_index = {line["index"]: line for line in lines}
+    assert by_index[0]["prompt"] == "long one" and by_index[1]["prompt"] == [end, 5]
+    assert "error" in by_index[2] and len(by_index[0]["token_ids"]) == 5
+
+
+def test_samples_and_fills_are_written_with_their_number(tmp_path):
+    out = tmp_path / "out.jsonl"
+    run("generate", "a", "-m", "tiny", "--n", 2, "--temperature", 1, "--max-tokens", 2, "-o", out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["index"], line["sample"]) for line in lines] == [(0, 0), (0, 1)]
+    run("infill", "a<|fill:2|>b", "c<|fill:1|>", "-m", "tiny:any-subset", "-o", out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(line["prompt"] for line in lines) == ["a<|fill:2|>b", "c<|fill:1|>"]
+
+
+def test_quiet_prints_results_and_errors_only():
+    words = ["-m", "tiny", "--max-tokens", 2, "--quiet"]
+    result = run("generate", "good", "", *words)
+    assert (
+        result.stdout and result.stderr.startswith("error: 2: ") and "tokens" not in result.stdout
+    )
+    assert run("generate", "good", *words).stderr == ""
+
+
+def test_infill_takes_a_text_as_it_is():
+    text = r'print("a\n<|fill:2|>\t")'
+    result = run("infill", text, "-m", "tiny:any-subset", "--json")
+    filled = json.loads(result.stdout)["text"]
+    assert filled.startswith(r'print("a\n') and filled.endswith(r'\t")')
+
+
+def test_what_an_error_quotes_cannot_drive_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["forerun", "trace", "no\x1b[2Jfile"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "\x1b[2J" not in capsys.readouterr().err
+
+
+def test_only_what_controls_a_terminal_is_escaped():
+    assert printable("a\x1b\x9b\u202e\ud800\n", keep="\n") == "a\\x1b\\x9b\\u202e\\ud800\n"
+    assert printable("é 👩\u200d🔬 \ue0a0") == "é 👩\u200d🔬 \ue0a0"

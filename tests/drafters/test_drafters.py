@@ -52,3 +52,17 @@ def test_a_draft_ends_with_the_end_token():
     end = next(iter(m.eos))
     r = m.generate([end, 5, end, 5], method="lookup", k=6, adapt=False, max_tokens=10)
     assert r.trace[0].drafted == [end]
+
+
+def test_a_token_after_no_draft_is_sampled_and_no_bonus():
+    """Nothing repeats in the first text, and the last token of any text is not drafted."""
+    m = fresh()
+    fixed = m.generate([1, 2, 3, 4, 5, 6], method="lookup", max_tokens=12, ignore_eos=True)
+    drafted_at = {event.forward for event in fixed.trace if event.drafted}
+    for event in fixed.trace:
+        if event.reason in ("bonus", "resampled"):
+            assert event.forward in drafted_at
+        if event.reason == "sampled":
+            assert event.forward not in drafted_at
+    assert fixed.trace[0].reason == "sampled"
+    assert sum(len(event.tokens) for event in fixed.trace) == 12

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from forerun.errors import BadOption
-from forerun.evaluate import sandbox
 from forerun.evaluate.judge import perplexity
 from forerun.evaluate.metrics import mean, rouge, shannon_entropy, t_test
 from forerun.evaluate.programs import (
@@ -52,40 +50,6 @@ class TestMetrics:
             rouge("", "words")["rouge1"] == 0
             and rouge("same words", "Same, words!")["rougeL"] == 100
         )
-
-
-class TestSandbox:
-    @pytest.mark.parametrize(
-        "program, reason, said",
-        [
-            ("assert 1 + 1 == 2", "passed", ""),
-            ("assert 1 + 1 == 3", "failed", "AssertionError"),
-            ("while True: pass", "timeout", "still running"),
-            ("x = bytearray(4 << 30)", "failed", "MemoryError"),
-            ("open('big', 'wb').write(b'0' * (8 << 20))", "failed", ""),
-            ("def f(:", "failed", "SyntaxError"),
-            ("import time; time.sleep(60)", "timeout", "still running"),
-            ("import sys; sys.exit(3)", "failed", ""),
-        ],
-    )
-    def test_programs_end_within_their_limits(self, program, reason, said):
-        outcome = sandbox.run(program, seconds=1.0)
-        assert (
-            outcome.reason == reason
-            and outcome.passed == (reason == "passed")
-            and said in outcome.detail
-        )
-
-    def test_what_a_program_starts_ends_with_it(self, tmp_path):
-        marker = tmp_path / "alive"
-        child = f"import time; time.sleep(2); open({str(marker)!r}, 'w')"
-        program = (
-            f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); "
-            f"import time; time.sleep(9)"
-        )
-        sandbox.run(program, seconds=0.8)
-        time.sleep(2.5)
-        assert not marker.exists()
 
 
 def windows(count=6, length=24, seed=0):
@@ -184,14 +148,17 @@ def test_a_program_passes_when_its_line_is_right(tmp_path, monkeypatch):
 
     for line, passes in (("    return a + b\n", 100), ("    return a - b\n", 0)):
         monkeypatch.setattr(type(m), "infill_all", writes(line))
-        [row] = humaneval(m, [MethodChoice("assd")], tasks, ProgramSettings(trials=2))
+        [row] = humaneval(
+            m, [MethodChoice("assd")], tasks, ProgramSettings(trials=2, allow_code=True)
+        )
         assert row.measures["pass@1"].mean == passes and row.measures["pass@1"].samples == 2
 
 
 def test_a_task_that_does_not_fit_counts_as_not_solved():
     short = ProgramTask(**TASK)
     long = replace(short, prompt="# " + "x" * 500 + "\n" + short.prompt)
-    [row] = humaneval(model("any-subset"), [MethodChoice("assd")], [short, long])
+    settings = ProgramSettings(allow_code=True)
+    [row] = humaneval(model("any-subset"), [MethodChoice("assd")], [short, long], settings)
     assert row.measures["pass@1"].samples == 2
 
 
@@ -219,14 +186,16 @@ def test_a_function_passes_when_its_body_is_right_and_ends_where_another_begins(
         ("\n    while True: pass", 0),
     ):
         monkeypatch.setattr(type(m), "generate_all", writes(body))
-        settings = ProgramSettings(trials=2, batch=1, seconds=1.0, longest=4)
+        settings = ProgramSettings(trials=2, batch=1, seconds=1.0, longest=4, allow_code=True)
         rows = functions(m, [MethodChoice("ar"), MethodChoice("jacobi")], tasks, settings)
         assert [row.measures["pass@1"].mean for row in rows] == [passes] * 2
         assert (
             rows[0].measures["pass@1"].samples == 2 and rows[0].measures["tokens/forward"].mean == 1
         )
     too_long = replace(tasks[0], prompt="# " + "x" * 500)
-    [row] = functions(m, [MethodChoice("ar")], [tasks[0], too_long], ProgramSettings(longest=4))
+    [row] = functions(
+        m, [MethodChoice("ar")], [tasks[0], too_long], ProgramSettings(longest=4, allow_code=True)
+    )
     assert row.measures["pass@1"].samples == 2, "what does not fit is not solved"
 
 
@@ -268,6 +237,7 @@ class TestCommand:
                 "zoo:any-subset",
                 "--method",
                 "assd",
+                "--allow-code",
             ).exception
             assert isinstance(said, BadOption) and "t.jsonl" in str(said)
 

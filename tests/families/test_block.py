@@ -1,8 +1,6 @@
 """Block diffusion: what a block says, every way to fill it, self-speculation and its routers,
 and editing."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -565,7 +563,7 @@ def test_editing_changes_decided_tokens_of_the_block_only_and_streams_nothing_th
 
 
 def test_an_edit_is_no_token_more_in_a_traces_summary():
-    from forerun.cli.trace import summary
+    from forerun.cli.trace import read_commit, summary
     from forerun.requests.result import trace_lines
 
     m = fresh("block", torch.float64)
@@ -579,7 +577,7 @@ def test_an_edit_is_no_token_more_in_a_traces_summary():
         temperature=1.0,
         seed=2,
     )
-    facts = summary([json.loads(json.dumps(line)) for line in trace_lines(result, 0, m.decode)])
+    facts = summary([read_commit(line) for line in trace_lines(result, 0, m.decode)])
     assert facts["tokens"] == 20 and facts["reasons"]["edited"] > 0 and facts["rejected"] == 0
     assert result.stats.acceptance_length is None
 

@@ -282,3 +282,13 @@ def test_vocabularies_with_nothing_in_common_are_refused():
     with pytest.raises(TokenizerMismatch, match="share only 0"):
         translated(other, draft)
     assert translated(target, target) == (target.family, target.backbone)
+
+
+@pytest.mark.parametrize("plain, recommended", [(100.0, True), (300.0, False)])
+def test_options_that_are_slower_than_plain_decoding_are_not_recommended(plain, recommended):
+    from forerun.cli.tune import verdict
+
+    found = tune.Tuned("specdiff", {"k": 4}, 200.0, plain, [], facts=None, machine="here")
+    said = "\n".join(verdict(found, "tuned.json"))
+    assert ("use it with" in said) == recommended == ("--method specdiff" in said)
+    assert ("--method ar" in said) == (not recommended)

@@ -429,7 +429,7 @@ def _path(source: Source, name: str) -> Path:
     from transformers.utils import cached_file
 
     with quiet():
-        return Path(str(cached_file(source.place, name)))
+        return Path(str(cached_file(source.place, name, local_files_only=source.only_cached)))
 
 
 def _read_weights(source: Source) -> Weights:

@@ -33,13 +33,16 @@ class Source:
     name: str
     place: str
     gguf: str | None = None
+    only_cached: bool = False  # the hub cannot be reached
 
     @property
-    def arguments(self) -> dict[str, str]:
+    def arguments(self) -> dict[str, Any]:
         """What the library's `from_pretrained` takes."""
-        arguments = {"pretrained_model_name_or_path": self.place}
+        arguments: dict[str, Any] = {"pretrained_model_name_or_path": self.place}
         if self.gguf:
             arguments["gguf_file"] = self.gguf
+        if self.only_cached:
+            arguments["local_files_only"] = True
         return arguments
 
 

@@ -22,6 +22,11 @@ def device_named(device: str | None) -> torch.device:
         where = torch.device(device)
     except (RuntimeError, TypeError):
         where = torch.device("meta")
+    if where.type == "mps":
+        raise BadOption(
+            f"device={device!r} is not supported: Forerun computes laws in float64, which MPS does "
+            "not have. Use 'cpu'."
+        )
     if where.type not in ("cpu", "cuda"):
         raise BadOption(f"device={device!r} is not supported: use 'cpu' or 'cuda'.")
     if where.type == "cuda" and not torch.cuda.is_available():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, hub, tiny
+from forerun.checkpoints import diffusion, hub, offline, tiny
 from forerun.checkpoints.hub import Source
 from forerun.engine.backbone import Backbone
 from forerun.errors import BadCheckpoint, BadOption, NotAble
@@ -159,8 +159,10 @@ def find(name: str) -> Source:
                 f"model={name!r} is a directory without a config.json, so it is not a checkpoint."
             )
         return Source(name, str(path))
+    if path.suffix == ".gguf":
+        raise BadCheckpoint(f"model={name!r}: there is no such .gguf file.")
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
-        return Source(name, name)
+        return Source(name, name, only_cached=offline.only_cached(name))
     built_in = ", ".join(f"zoo:{model}" for model in shipped())
     raise BadCheckpoint(
         f"model={name!r} is no directory, no .gguf file and no hub id (owner/name). Built in: "

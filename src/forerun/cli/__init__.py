@@ -9,8 +9,9 @@ help comes at once.
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -22,6 +23,7 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "generate": "Decode prompts.",
     "infill": "Fill the holes of texts.",
+    "chat": "Chat with a model in the terminal.",
     "certify": "Prove that the output of a method has the law of its reference.",
     "compare": "Run methods side by side: cost, speed, guarantee, and whether the output is right.",
     "evaluate": "Measure quality and cost of methods on a task.",
@@ -40,12 +42,29 @@ COMMANDS = {
 app = typer.Typer(
     name="forerun",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
-    help="Decode language models many tokens at a time, "
-    "and prove that the output is the model's own.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from forerun import __version__
+
+        typer.echo(f"forerun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def forerun(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Decode language models many tokens at a time, and prove that the output is the model's
+    own."""
 
 
 class LazyCommand(TyperCommand):
@@ -60,13 +79,28 @@ for name, line in COMMANDS.items():
     app.command(name, cls=LazyCommand, help=line)(lambda: None)
 
 
+def _fail(words: object) -> NoReturn:
+    from forerun.cli.common import print_error
+
+    print_error(words)
+    sys.exit(2)
+
+
 def main() -> None:
     """Run the command line. A caller's mistake is one line and exit code 2, never a traceback."""
+    # a package that cannot be used, say: one line, without the line of ours that warns
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         app()
     except (ForerunError, OSError, UnicodeDecodeError) as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        from forerun.cli.common import how_to_install
+
+        advice = how_to_install(error.name or "")
+        if advice is None:
+            raise
+        _fail(advice)
     except SystemExit as ending:
         if ending.code == 130:
             typer.secho("interrupted", fg="yellow", err=True)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from forerun.cli.common import (
@@ -16,12 +15,13 @@ from forerun.cli.common import (
     check_picture,
     load,
     print_json,
+    print_table,
     progress_bar,
     prompts_or_code,
     stderr_console,
     tokenizer_of,
 )
-from forerun.cli.flags import Json, MaxTokens, PromptFile, model_option, takes_flags
+from forerun.cli.flags import Json, MaxTokens, PromptFile, Quiet, model_option, takes_flags
 from forerun.errors import BadOption, unknown
 from forerun.options import check_whole
 
@@ -68,6 +68,7 @@ class AnalyseFlags:
     plot: Annotated[
         str | None, typer.Option(help="Also draw it into this file (ar-ness, frontier).")
     ] = None
+    quiet: Quiet = False
     as_json: Json = False
 
 
@@ -122,7 +123,7 @@ def analyse(flags: AnalyseFlags) -> None:
         print_json(_finite(found.rows))
         return
     for table in found.tables:
-        Console().print(table)
+        print_table(table)
 
 
 def _finite(value: object) -> object:

@@ -16,6 +16,7 @@ from forerun.cli.common import (
     check_picture,
     load,
     print_json,
+    print_table,
     progress_bar,
     prompts_or_code,
     stderr_console,
@@ -23,9 +24,11 @@ from forerun.cli.common import (
 from forerun.cli.flags import (
     Batch,
     Device,
+    Dtype,
     Json,
     MaxTokens,
     PromptFile,
+    Quiet,
     model_option,
     takes_flags,
 )
@@ -65,6 +68,7 @@ class ForwardFlags:
     ] = None
     turns: Annotated[int, typer.Option(help="Timed runs of each forward.")] = 5
     plot: Annotated[str | None, typer.Option(help="Also draw the curve into this file.")] = None
+    quiet: Quiet = False
     as_json: Json = False
 
 
@@ -213,11 +217,11 @@ def _show(report: ForwardReport) -> None:
     console = Console()
     times = {one: f"{1e3 * one.seconds:.3g} ({one.times:.1f})" for one in report.forwards}
     title = "ms per forward (times its floor), by tokens"
-    console.print(by_tokens(title, report.groups, times, report.knees))
+    print_table(by_tokens(title, report.groups, times, report.knees), console)
     if len(report.tokens) > 1:
         title = f"break-even: tokens per forward to beat {report.tokens[0]} at a time"
         even = {one: f"{tokens:.2f}" for one, tokens in report.break_even.items()}
-        console.print(by_tokens(title, report.groups, even))
+        print_table(by_tokens(title, report.groups, even), console)
     copied = report.ceilings.bytes_per_second / 1e9
     multiplied = report.ceilings.flops_per_second / 1e12
     console.print(
@@ -259,6 +263,9 @@ class DecodeFlags:
     max_tokens: MaxTokens = 64
     batch: Batch = 1
     turns: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3
+    device: Device = None
+    dtype: Dtype = None
+    quiet: Quiet = False
     as_json: Json = False
 
 
@@ -273,7 +280,8 @@ def decode(flags: DecodeFlags) -> None:
     check_whole("batch", flags.batch)
     check_whole("turns", flags.turns)
     prompts = prompts_or_code(flags.prompts)
-    model = load(flags.model, lanes=max(LEAST_LANES, flags.batch))
+    lanes = max(LEAST_LANES, flags.batch)
+    model = load(flags.model, device=flags.device, dtype=flags.dtype, lanes=lanes)
     contestants = contestants_for(model, flags.methods.split(",") if flags.methods else None)
     with stderr_console.status("taking turns …"):
         splits = time_splits(
@@ -287,7 +295,7 @@ def decode(flags: DecodeFlags) -> None:
     if flags.as_json:
         print_json([split.as_dict() for split in splits])
     else:
-        Console().print(_split_table(splits))
+        print_table(_split_table(splits))
 
 
 def _split_table(splits: Sequence[TimeSplit]) -> Table:

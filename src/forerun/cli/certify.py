@@ -17,6 +17,7 @@ from forerun.cli.flags import (
     Dtype,
     Json,
     MethodOptions,
+    Quiet,
     takes_flags_and_options,
 )
 from forerun.errors import BadOption
@@ -50,6 +51,7 @@ class CertifyFlags:
     seed: Annotated[int, typer.Option(help="Of the sequences and of the shadow runs.")] = 0
     device: Device = None
     dtype: Dtype = None
+    quiet: Quiet = False
     as_json: Json = False
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,16 +15,31 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.status import Status
+from rich.table import Table
 
 from forerun.errors import BadOption
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.requests.jobs import Jobs
     from forerun.requests.model import Tokenizer
     from forerun.requests.result import Result
 
 Message = dict[str, object]
 Prompt = str | list[int]  # text or token ids
+
+# The extra that brings each package which not everybody has.
+EXTRAS = {
+    "accelerate": "train",
+    "gguf": "gguf",
+    "matplotlib": "train",
+    "peft": "lora",
+    "scipy": "evaluate",
+    "yaml": "train",
+}
+LINE_BREAK = "\n"
+TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of writing
+WIDEST = 10_000  # columns of a table that is only measured
 
 stderr_console = Console(stderr=True)
 
@@ -54,7 +70,8 @@ def given_or_default(model: str | None, default: str) -> str:
     """The model that was named, or a default, which is said."""
     if model is not None:
         return model
-    stderr_console.print(f"[dim]no --model given: using {default}, a small model of Python code[/]")
+    what = ", a small model of Python code" if default.startswith("zoo:") else ""
+    stderr_console.print(f"[dim]no --model given: using {default}{what}[/]")
     return default
 
 
@@ -77,12 +94,54 @@ def print_json(value: object, *, ensure_ascii: bool = True) -> None:
     typer.echo(json.dumps(value, ensure_ascii=ensure_ascii))
 
 
+def print_error(error: object) -> None:
+    """Errors quote files and names, which may hold anything."""
+    typer.secho(f"error: {printable(str(error), keep=LINE_BREAK)}", fg="red", err=True)
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """As wide as the terminal, but never so narrow that a word is cut or broken."""
+    console = console or Console()
+    unbounded = console.options.update(width=WIDEST)
+    for column in table.columns:
+        cells = [column.header, *column.cells]
+        column.min_width = max(console.measure(cell, options=unbounded).minimum for cell in cells)
+    least = console.measure(table, options=unbounded).minimum
+    width = console.width
+    console.width = max(width, least)
+    console.print(table, crop=False)
+    console.width = width
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text that cannot drive a terminal: characters that control it become escapes."""
+    return "".join(
+        each.encode("unicode_escape").decode() if each not in keep and _controls(each) else each
+        for each in text
+    )
+
+
+def _controls(character: str) -> bool:
+    return character in TURNS or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def how_to_install(package: str) -> str | None:
+    """What to say of a package of an extra that is not installed; None if it is of none."""
+    extra = EXTRAS.get(package)
+    return extra and f"this needs {package}: pip install 'forerun[{extra}]'."
+
+
+def need(package: str) -> None:
+    """Refuse to begin without a package of an extra."""
+    if find_spec(package) is None:
+        raise BadOption(how_to_install(package))
+
+
 def check_picture(file: str | None) -> None:
     """Refuse a picture that cannot be drawn, before the work."""
     if file is None:
         return
-    if find_spec("matplotlib") is None:
-        raise BadOption("--plot needs matplotlib: pip install matplotlib.")
+    need("matplotlib")
     if Path(file).suffix.lower() not in (".png", ".svg", ".pdf", ".jpg"):
         raise BadOption(f"plot={file!r} must end in .png, .svg, .pdf or .jpg.")
     if not Path(file).resolve().parent.is_dir():
@@ -151,6 +210,36 @@ def _prompt_of(file: str, number: int, line: str) -> Prompt | Chat:
             f'{file}:{number} must be a JSON object with "prompt", or with "messages", a list of '
             "objects."
         ) from None
+
+
+class ResultFile:
+    """Results as JSON lines, each written when its request is finished: with its index, and the
+    prompt as it was given."""
+
+    def __init__(self, file: str, given: Sequence[object]):
+        self.file = Path(file)
+        self.file.write_text("")
+        self.given = given
+        self._waiting = list(range(len(given)))
+
+    def write_finished(self, jobs: Jobs, all_of_them: bool = False) -> None:
+        """Write those that are over. `all_of_them` ends the others."""
+        for index in list(self._waiting):
+            request = jobs.requests[index]
+            if all_of_them or all(job.over for job in request.jobs):
+                self._waiting.remove(index)
+                self._write(index, request.results())
+
+    def _write(self, index: int, results: Sequence[Result]) -> None:
+        given = self.given[index]
+        asked = {"messages": given.messages} if isinstance(given, Chat) else {"prompt": given}
+        with self.file.open("a", encoding="utf-8") as out:
+            for sample, result in enumerate(results):
+                numbers = {"index": index}
+                if len(results) > 1:
+                    numbers["sample"] = sample
+                line = json.dumps({**numbers, **asked, **result.as_dict()}, ensure_ascii=False)
+                out.write(line + "\n")
 
 
 def exit_with(interrupted: bool, failed: bool) -> None:

@@ -12,7 +12,16 @@ from rich.console import Console
 
 from forerun.cli.common import Prompt, load, print_json, progress_bar, prompts_or_code
 from forerun.cli.compare_report import JUDGE, Report, as_html, show, write_csv
-from forerun.cli.flags import Batch, Json, MaxTokens, PromptFile, Seed, Temperature, takes_flags
+from forerun.cli.flags import (
+    Batch,
+    Json,
+    MaxTokens,
+    PromptFile,
+    Quiet,
+    Seed,
+    Temperature,
+    takes_flags,
+)
 from forerun.errors import BadOption, NotAble
 
 if TYPE_CHECKING:
@@ -60,6 +69,7 @@ class CompareFlags:
     html: Annotated[
         str | None, typer.Option(help="Write one self-contained page to this file.")
     ] = None
+    quiet: Quiet = False
     as_json: Json = False
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from forerun.cli.common import print_table
+
 if TYPE_CHECKING:
     from forerun.evaluate.compare import ComparisonRow
 
@@ -80,7 +82,7 @@ def show(report: Report, console: Console) -> None:
     table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*(row[name] for name in columns))
-    console.print(table)
+    print_table(table, console)
     console.print(caption(report, judged="perplexity" in columns), style="dim", highlight=False)
 
 

@@ -1,14 +1,16 @@
-"""The flags of `generate` and `infill`: their own, every field of `Sampling`, and the method's."""
+"""The flags of commands that decode: their own, the fields of `Sampling`, and the method's."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from forerun.cli.common import given_or_default, load
 from forerun.cli.flags import (
@@ -16,7 +18,9 @@ from forerun.cli.flags import (
     Device,
     Draft,
     Dtype,
+    MethodName,
     MethodOptions,
+    Quiet,
     keyword,
     model_option,
     parameters_of,
@@ -38,54 +42,69 @@ REPEATED: dict[str, type] = {
 }
 # What decoding takes by name and a method cannot have as an option.
 NOT_OPTIONS = ("prompt", "messages", "text", "token_ids", "streams")
+HELP_FLAGS = ("-h", "--help")
 SINGLE: dict[str, type] = {"int": int, "float": float, "bool": bool, "int | None": int}
 
 
 @dataclass(frozen=True)
 class DecodeFlags:
-    """Flags that are neither sampling parameters nor options of the method."""
+    """Flags of every command that decodes, besides sampling parameters and the method's options."""
 
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; - reads one from standard input.")
+        list[str] | None,
+        typer.Argument(
+            help="Prompts; - reads one from standard input; behind -- one may begin with a dash."
+        ),
     ] = None
     model: Annotated[
         str | None, model_option("A directory, hub id, .gguf file, zoo:ar, smollm or tiny.")
     ] = None
-    method: Annotated[
-        str | None, typer.Option(help="See `forerun methods`; default: the model's own kind.")
-    ] = None
+    method: MethodName = None
     draft: Draft = None
     tuned: Annotated[str | None, typer.Option(help="Use what `forerun tune --out FILE` found.")] = (
         None
     )
-    prompts: Annotated[
-        str | None,
-        typer.Option(help="A file: one prompt a line, or JSON lines with prompt or messages."),
-    ] = None
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Wrap each prompt as a user message of the chat template."),
-    ] = False
-    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per result.")] = (
-        False
-    )
-    trace: Annotated[
-        str | None, typer.Option(help="Write the trace to this file, as JSON lines.")
-    ] = None
+    quiet: Quiet = False
     device: Device = None
     dtype: Dtype = None
-    lanes: Annotated[int | None, typer.Option(help="Sequences decoded at once.")] = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and output together.")
     ] = None
 
 
 @dataclass(frozen=True)
-class DecodeCall:
-    """What a call of `generate` or `infill` asks for."""
+class BatchFlags(DecodeFlags):
+    """Flags of `generate` and `infill`, which take many texts at once."""
 
-    flags: DecodeFlags
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="A file: one prompt a line, or JSON lines with prompt or messages."),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per result.")] = (
+        False
+    )
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write results to this file instead, as JSON lines, each when it is finished.",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None, typer.Option(help="Write the trace to this file, as JSON lines.")
+    ] = None
+    lanes: Annotated[int | None, typer.Option(help="Sequences decoded at once.")] = None
+
+
+F = TypeVar("F", bound=DecodeFlags)
+
+
+@dataclass(frozen=True)
+class DecodeCall(Generic[F]):
+    """What a command that decodes is asked for."""
+
+    flags: F
     texts: Sequence[str]  # the words that are no flags
     sampling: dict[str, Any]  # fields of Sampling that have a value
     method_options: MethodOptions
@@ -100,26 +119,76 @@ class DecodeCall:
         known = Sampling.names()
         return Sampling(**{name: value for name, value in self.options.items() if name in known})
 
-    def load_model(self, default: str) -> Model:
+    def load_model(self, default: str, lanes: int | None) -> Model:
         flags = self.flags
         return load(
             given_or_default(flags.model, default),
             device=flags.device,
             dtype=flags.dtype,
-            lanes=flags.lanes,
+            lanes=lanes,
             max_context=flags.max_context,
         )
 
 
-def takes_decode_call(function: Callable[[DecodeCall], None]) -> Callable[..., None]:
-    """Make a command of a function of a `DecodeCall`."""
+class PromptCommand(TyperCommand):
+    """A command that takes prompts. Those behind -- are kept apart, so that they may begin with a
+    dash; any other word that does, and is no flag, is refused with a way out."""
 
-    @wraps(function)
-    def command(context: typer.Context, **values: Any) -> None:
-        function(read_call(values, context.args))
+    def parse_args(self, context: Any, words: list[str]) -> list[str]:  # typer keeps its type
+        options = {name: each for each in self.params for name in getattr(each, "opts", ())}
+        before, behind = split_at_dashes(words, options, str(self.name))
+        context.meta[BEHIND_DASHES] = behind
+        return super().parse_args(context, before)
 
-    parameters = [CONTEXT, *parameters_of(DecodeFlags), *map(_parameter_of, fields(Sampling))]
-    return with_parameters(command, parameters)
+
+BEHIND_DASHES = "forerun.behind_dashes"
+
+
+def split_at_dashes(
+    words: Sequence[str], options: Mapping[str, Any], command: str
+) -> tuple[list[str], list[str]]:
+    """The words before and behind --, where no flag takes it for its value."""
+    takes_next = False  # does the flag before take this word, whatever it is?
+    may_take = False  # a flag of the method: it takes a word that is no flag
+    for i, word in enumerate(words):
+        if takes_next or (may_take and not word.startswith("--")):
+            takes_next = may_take = False
+            continue
+        may_take = False
+        if word == "--":
+            return [*words[:i]], [*words[i + 1 :]]
+        name, equals, _ = word.partition("=")
+        known = options.get(name) or options.get(word)
+        if known is not None:
+            takes_next = not equals and not known.is_flag
+        elif word.startswith("--"):
+            may_take = not equals
+        elif len(word) > 1 and word.startswith("-") and word not in HELP_FLAGS:
+            raise BadOption(
+                f"{word!r} begins with a dash and is no flag. If it is a text, put it behind --, "
+                f"after all flags: forerun {command} -- {shlex.quote(word)}"
+            )
+    return [*words], []
+
+
+def takes_decode_call(
+    kind: type[F], without: Collection[str] = ()
+) -> Callable[[Callable[[DecodeCall[F]], None]], Callable[..., None]]:
+    """Make a command of a function of a `DecodeCall`. Its flags are the fields of `kind` and those
+    of Sampling, but for those it does `without`."""
+    sampling = [field for field in fields(Sampling) if field.name not in without]
+
+    def command_of(function: Callable[[DecodeCall[F]], None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(context: typer.Context, **values: Any) -> None:
+            call = read_call(kind, values, context.args)
+            behind = context.meta.get(BEHIND_DASHES, [])
+            function(replace(call, texts=[*call.texts, *behind]))
+
+        parameters = [CONTEXT, *parameters_of(kind), *map(_parameter_of, sampling)]
+        return with_parameters(command, parameters)
+
+    return command_of
 
 
 def _parameter_of(field: Field[Any]) -> inspect.Parameter:
@@ -134,11 +203,12 @@ def _parameter_of(field: Field[Any]) -> inspect.Parameter:
     return keyword(field.name, Annotated[kind, typer.Option(help=f"{text} ({form}).")], None)
 
 
-def read_call(values: dict[str, Any], unread: Sequence[str]) -> DecodeCall:
+def read_call(kind: type[F], values: dict[str, Any], unread: Sequence[str]) -> DecodeCall[F]:
     """Sort a command's words. A flag of the method and its value land among the prompts, which take
     any number of words."""
-    flags = DecodeFlags(**{field.name: values[field.name] for field in fields(DecodeFlags)})
-    sampling = {name: values[name] for name in Sampling.names() if values[name] not in (None, [])}
+    flags = kind(**{field.name: values[field.name] for field in fields(kind)})
+    given = {name: values.get(name) for name in Sampling.names()}
+    sampling = {name: value for name, value in given.items() if value not in (None, [])}
     if "logit_bias" in sampling:
         sampling["logit_bias"] = _biases(sampling["logit_bias"])
     words = [*(flags.prompt or []), *unread]
@@ -154,7 +224,7 @@ def read_call(values: dict[str, Any], unread: Sequence[str]) -> DecodeCall:
     return with_tuned(call, flags.tuned) if flags.tuned else call
 
 
-def with_tuned(call: DecodeCall, file: str) -> DecodeCall:
+def with_tuned(call: DecodeCall[F], file: str) -> DecodeCall[F]:
     """Take the method and options of a file that `forerun tune` wrote; flags that are given win."""
     from forerun.profile.tune import read
 

@@ -86,6 +86,8 @@ def devices() -> Facts:
             f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
             "free"
         )
+    if torch.backends.mps.is_available():
+        found["mps"] = "not supported (it has no float64): models run on the cpu"
     return found
 
 

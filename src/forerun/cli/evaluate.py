@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.cli.common import load, print_json, progress_bar, tokenizer_of
+from forerun.cli.common import load, need, print_json, print_table, progress_bar, tokenizer_of
 from forerun.cli.flags import (
     WITH_METHOD_OPTIONS,
     Json,
     MethodOptions,
+    Quiet,
     Seed,
     Temperature,
     model_option,
@@ -25,6 +26,7 @@ from forerun.errors import BadOption, unknown
 
 if TYPE_CHECKING:
     from forerun.api import Model
+    from forerun.evaluate.programs import ProgramSettings
     from forerun.evaluate.tasks import MethodChoice, TaskRow
     from forerun.profile.progress import Progress
 
@@ -78,14 +80,23 @@ class EvaluateFlags:
     trials: Annotated[
         int, typer.Option(help="stories, humaneval, functions: completions of each.")
     ] = 1
+    allow_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="humaneval, functions: run the model's programs even where they cannot be "
+            "isolated.",
+        ),
+    ] = False
     temperature: Temperature = 1.0
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 1
     seed: Seed = 0
+    quiet: Quiet = False
     as_json: Json = False
 
     def settings(self) -> dict[str, object]:
         """What a report says of how it was made."""
-        apart = ("task", "method", "model", "as_json")
+        apart = ("task", "method", "model", "as_json", "allow_code", "quiet")
         return {
             name: value
             for name, value in asdict(self).items()
@@ -137,6 +148,10 @@ def _check(flags: EvaluateFlags) -> None:
         raise BadOption(f"task {flags.task!r} needs --data: {NEEDS_DATA[flags.task]}.")
     if flags.missing not in MISSING:
         raise BadOption(f"missing={flags.missing} must be 1 or 3 sentences.")
+    if flags.task == "scattered":
+        need("scipy")
+    if flags.task in ("humaneval", "functions"):
+        _program_settings(flags).limits  # noqa: B018 - refuses what cannot be isolated
 
 
 def _check_options(options: MethodOptions, choices: Sequence[MethodChoice]) -> None:
@@ -187,13 +202,25 @@ def _stories(
     return stories(model, choices, texts, settings, missing=missing, progress=progress)
 
 
+def _program_settings(flags: EvaluateFlags) -> ProgramSettings:
+    from forerun.evaluate.programs import ProgramSettings
+
+    return ProgramSettings(
+        flags.temperature,
+        flags.batch,
+        flags.seed,
+        flags.trials,
+        allow_code=flags.allow_code,
+    )
+
+
 def _programs(
     flags: EvaluateFlags, model: Model, choices: Sequence[MethodChoice], progress: Progress
 ) -> list[TaskRow]:
-    from forerun.evaluate.programs import ProgramSettings, functions, humaneval, read_programs
+    from forerun.evaluate.programs import functions, humaneval, read_programs
 
     data = flags.data or ""
-    settings = ProgramSettings(flags.temperature, flags.batch, flags.seed, flags.trials)
+    settings = _program_settings(flags)
     if flags.task == "functions":
         programs = read_programs(data, fields=())[: flags.count]
         return functions(model, choices, programs, settings, progress)
@@ -212,7 +239,7 @@ def show(report: Mapping[str, object], rows: Sequence[TaskRow]) -> None:
                 *(f"{row.p_values[name]:.2f}" if row.p_values else "" for row in rows),
             )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     shown = CAPTIONS[str(report["task"])]
     facts = "; ".join(f"{key} {value}" for key, value in report.items() if key in shown)
     console.print(facts, style="dim", highlight=False)

@@ -13,6 +13,31 @@ from typer.models import OptionInfo
 
 from forerun.errors import BadOption
 
+
+def _set_quiet(context: typer.Context, quiet: bool) -> bool:
+    from forerun.cli.common import stderr_console
+
+    stderr_console.quiet = quiet
+    context.call_on_close(lambda: setattr(stderr_console, "quiet", False))
+    return quiet
+
+
+def _method_names() -> list[str]:
+    from forerun import registry
+
+    return registry.names("methods")
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print results and errors only.", callback=_set_quiet),
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        help="See `forerun methods`; default: the model's own kind.", autocompletion=_method_names
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")]
@@ -116,11 +141,34 @@ def read_method_options(words: Sequence[str]) -> MethodOptions:
                 f"{word!r} is not expected here: prompts come first, then options of the method, "
                 "as in --k 8."
             )
-        name, equals, value = word[2:].partition("=")
-        if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        found[name.replace("-", "_")] = _value(value)
+        flag, equals, value = word[2:].partition("=")
+        name = flag.replace("-", "_")
+        if not equals and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        elif not equals:
+            _check_needs_no_value(flag, name)
+            value = "true"
+        found[name] = _value(value)
     return found
+
+
+def _check_needs_no_value(flag: str, name: str) -> None:
+    """Refuse a flag without a value if it is an option of ours that needs one."""
+    from forerun import registry
+
+    defaults = []
+    for kind in ("methods", "drafters"):
+        for each in registry.BUILT_IN[kind]:
+            found = registry.get(kind, each)
+            options = found.options if kind == "methods" else found
+            defaults += [field.default for field in fields(options) if field.name == name]
+    if defaults and not any(isinstance(default, bool) for default in defaults):
+        raise BadOption(f"--{flag} needs a value, as in --{flag} {_example(defaults)}.")
+
+
+def _example(defaults: Sequence[object]) -> object:
+    given = [default for default in defaults if default not in (None, MISSING)]
+    return given[0] if given else "VALUE"
 
 
 def _value(text: str) -> bool | int | float | str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -14,14 +15,16 @@ from forerun.cli.common import (
     Chat,
     Message,
     Prompt,
+    ResultFile,
     check_writable,
     exit_with,
+    print_error,
     print_json,
     read_prompts,
     stderr_console,
     write_trace,
 )
-from forerun.cli.decoding import DecodeCall, takes_decode_call
+from forerun.cli.decoding import BatchFlags, DecodeCall, PromptCommand, takes_decode_call
 from forerun.cli.flags import WITH_METHOD_OPTIONS
 from forerun.errors import BadOption
 
@@ -35,9 +38,21 @@ DEFAULT_MODEL = "zoo:ar"
 app = typer.Typer(add_completion=False)
 
 
-@app.command(context_settings=WITH_METHOD_OPTIONS)
-@takes_decode_call
-def generate(call: DecodeCall) -> None:
+@dataclass(frozen=True)
+class GenerateFlags(BatchFlags):
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Wrap each prompt as a user message of the chat template."),
+    ] = False
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
+
+
+Call = DecodeCall[GenerateFlags]
+
+
+@app.command(cls=PromptCommand, context_settings=WITH_METHOD_OPTIONS)
+@takes_decode_call(GenerateFlags)
+def generate(call: Call) -> None:
     """Decode prompts.
 
     Options of the method are flags too: --k 8; see `forerun methods`.
@@ -50,24 +65,30 @@ def generate(call: DecodeCall) -> None:
         parse_request(flags.method or "ar", flags.draft, call.options)
     prompts = _prompts(call)
     check_writable(flags.trace)
-    model = call.load_model(DEFAULT_MODEL)
-    live = len(prompts) == 1 and sampling.n == 1 and not flags.as_json
+    check_writable(flags.output)
+    model = call.load_model(DEFAULT_MODEL, flags.lanes)
+    live = len(prompts) == 1 and sampling.n == 1 and not flags.as_json and not flags.output
     jobs = _submit(call, model, prompts, live)
-    serve = _stream if live else _decode_all
+    out = ResultFile(flags.output, prompts) if flags.output else None
     interrupted = False
     try:
-        serve(jobs)
+        if live:
+            _stream(jobs)
+        else:
+            _decode_all(jobs, out)
     except KeyboardInterrupt:
         interrupted = True
+    if out is not None:
+        out.write_finished(jobs, all_of_them=True)
     results = jobs.results()
     for index, result in enumerate(results):
-        _print(result, index, flags.as_json, live)
+        _print(result, index, flags, live)
     if flags.trace:
         write_trace(flags.trace, results, model)
     exit_with(interrupted, any(result.error for result in results))
 
 
-def _submit(call: DecodeCall, model: Model, prompts: Sequence[Prompt | Chat], live: bool) -> Jobs:
+def _submit(call: Call, model: Model, prompts: Sequence[Prompt | Chat], live: bool) -> Jobs:
     """Queue the prompts, which are all plain or all chats. If `live`, there is one, and its text is
     made as tokens come."""
     flags = call.flags
@@ -81,7 +102,7 @@ def _submit(call: DecodeCall, model: Model, prompts: Sequence[Prompt | Chat], li
     return submit(prompt=plain[0] if live else plain)
 
 
-def _prompts(call: DecodeCall) -> list[Prompt | Chat]:
+def _prompts(call: Call) -> list[Prompt | Chat]:
     """The prompts of arguments, standard input and files."""
     flags = call.flags
     prompts: list[Prompt | Chat] = [
@@ -120,7 +141,7 @@ def _stream(jobs: Jobs) -> None:
     typer.echo()
 
 
-def _decode_all(jobs: Jobs) -> None:
+def _decode_all(jobs: Jobs, out: ResultFile | None) -> None:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.completed}/{task.total} requests, {task.fields[tokens]} tokens"),
@@ -131,20 +152,22 @@ def _decode_all(jobs: Jobs) -> None:
         while jobs.finished < len(jobs):
             jobs.step()
             progress.update(task, completed=jobs.finished, tokens=jobs.tokens)
+            if out is not None:
+                out.write_finished(jobs)
 
 
-def _print(result: Result, index: int, as_json: bool, live: bool) -> None:
+def _print(result: Result, index: int, flags: GenerateFlags, live: bool) -> None:
     """Print a result; if `live`, its text is printed already."""
-    if as_json:
+    if flags.as_json:
         print_json(result.as_dict(), ensure_ascii=False)
         return
-    if not live:
+    if not live and not flags.output:
         stderr_console.rule(f"{index + 1}", align="left")
         typer.echo(result.text)
-    elif result.finish_reason == "cancelled":
+    elif live and result.finish_reason == "cancelled":
         typer.echo()
     if result.error is not None:
-        stderr_console.print(f"[red]error:[/] {result.error}", highlight=False)
+        print_error(f"{index + 1}: {result.error}" if not live else result.error)
     else:
         stderr_console.print(_summary(result), style="dim", highlight=False)
 

@@ -13,13 +13,15 @@ from rich.progress import Progress
 from rich.text import Text
 
 from forerun.cli.common import (
+    ResultFile,
     check_writable,
     exit_with,
+    print_error,
     print_json,
     stderr_console,
     write_trace,
 )
-from forerun.cli.decoding import DecodeCall, takes_decode_call
+from forerun.cli.decoding import BatchFlags, DecodeCall, PromptCommand, takes_decode_call
 from forerun.cli.flags import WITH_METHOD_OPTIONS
 from forerun.errors import BadOption
 
@@ -35,9 +37,13 @@ TextWithHoles = str | dict[str, object]  # with markers, or prefix, suffix and m
 app = typer.Typer(add_completion=False)
 
 
-@app.command(context_settings=WITH_METHOD_OPTIONS)
-@takes_decode_call
-def infill(call: DecodeCall) -> None:
+# A hole says how long it is, and all of it is filled.
+WITHOUT = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+
+
+@app.command(cls=PromptCommand, context_settings=WITH_METHOD_OPTIONS)
+@takes_decode_call(BatchFlags, WITHOUT)
+def infill(call: DecodeCall[BatchFlags]) -> None:
     """Fill the holes of texts.
 
     <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve. Options of the method
@@ -47,33 +53,30 @@ def infill(call: DecodeCall) -> None:
 
     flags = call.flags
     texts = _texts(call)
-    if flags.chat or flags.system:
-        raise BadOption(
-            "--chat and --system have no meaning for infilling: a text with holes is taken as it "
-            "is."
-        )
     if len(texts) == 1:
         # a single bad text is refused before a model is loaded; one of several fails alone
         infilling.parse_text(texts[0]).lengths()
     check_writable(flags.trace)
-    model = call.load_model(DEFAULT_MODEL)
+    check_writable(flags.output)
+    model = call.load_model(DEFAULT_MODEL, flags.lanes)
     jobs = model.submit_infill(texts, method=flags.method, draft=flags.draft, **call.options)
-    interrupted = _decode_all(jobs)
+    out = ResultFile(flags.output, texts) if flags.output else None
+    interrupted = _decode_all(jobs, out)
+    if out is not None:
+        out.write_finished(jobs, all_of_them=True)
     results = jobs.results_by_request()
     for index, best in enumerate(results):
         for result in best:
             assert isinstance(result, infilling.Infilled), "of `submit_infill`"
-            _print(result, index, flags.as_json, alone=len(texts) == 1)
+            _print(result, index, flags, alone=len(texts) == 1)
     flat = [result for best in results for result in best]
     if flags.trace:
         write_trace(flags.trace, flat, model)
     exit_with(interrupted, any(result.error is not None for result in flat))
 
 
-def _texts(call: DecodeCall) -> list[TextWithHoles]:
-    texts: list[TextWithHoles] = [
-        sys.stdin.read() if text == "-" else _unescaped(text) for text in call.texts
-    ]
+def _texts(call: DecodeCall[BatchFlags]) -> list[TextWithHoles]:
+    texts: list[TextWithHoles] = [sys.stdin.read() if text == "-" else text for text in call.texts]
     if call.flags.prompts:
         texts += read_texts(call.flags.prompts)
     if not texts:
@@ -82,11 +85,6 @@ def _texts(call: DecodeCall) -> list[TextWithHoles]:
             "--prompts FILE."
         )
     return texts
-
-
-def _unescaped(text: str) -> str:
-    """A shell leaves \\n as it is; in an argument without a line break it means one."""
-    return text if "\n" in text else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def read_texts(file: str) -> list[TextWithHoles]:
@@ -115,7 +113,7 @@ def _text_of(file: str, number: int, line: str) -> TextWithHoles:
         raise BadOption(f"{file}:{number} must be a JSON object with {wanted}.") from None
 
 
-def _decode_all(jobs: Jobs) -> bool:
+def _decode_all(jobs: Jobs, out: ResultFile | None) -> bool:
     """Decode with a progress bar. Whether it was interrupted; what there is by then is kept."""
     try:
         with Progress(console=stderr_console, transient=True) as progress:
@@ -123,22 +121,25 @@ def _decode_all(jobs: Jobs) -> bool:
             while jobs.finished < len(jobs):
                 jobs.step()
                 progress.update(task, completed=jobs.tokens)
+                if out is not None:
+                    out.write_finished(jobs)
     except KeyboardInterrupt:
         jobs.cancel()
         return True
     return False
 
 
-def _print(result: Infilled, index: int, as_json: bool, alone: bool) -> None:
-    if as_json:
+def _print(result: Infilled, index: int, flags: BatchFlags, alone: bool) -> None:
+    if flags.as_json:
         print_json({"request": index, **result.as_dict()}, ensure_ascii=False)
         return
     if not alone:
         stderr_console.rule(f"{index + 1}", align="left")
     if result.error is not None:
-        stderr_console.print(f"[red]error:[/] {result.error}", highlight=False)
+        print_error(result.error if alone else f"{index + 1}: {result.error}")
         return
-    Console().print(picture(result), highlight=False, soft_wrap=True)
+    if not flags.output:
+        Console().print(picture(result), highlight=False, soft_wrap=True)
     stderr_console.print(_summary(result), style="dim", highlight=False)
 
 

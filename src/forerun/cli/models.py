@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from forerun.cli.common import print_json
+from forerun.cli.common import print_json, print_table
 from forerun.cli.flags import Json
 
 ARCHITECTURES = (
@@ -77,4 +76,4 @@ def models(as_json: Json = False) -> None:
     table = Table("model", "family", "here", "what", box=None)
     for row in rows:
         table.add_row(row.model, row.family, HERE[row.here], escape(row.what))
-    Console().print(table)
+    print_table(table)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.cli.common import print_json, progress_bar, read_plain_prompts, stderr_console
-from forerun.cli.flags import Json, model_option, takes_flags
+from forerun.cli.flags import Json, Quiet, model_option, takes_flags
 from forerun.errors import BadOption
 from forerun.options import check_whole
 
@@ -57,6 +57,7 @@ class CollectFlags:
     blocks: Annotated[int, typer.Option(help="Blocks that are decoded after each.")] = 12
     block: Annotated[int, typer.Option(help="Tokens of a block.")] = 16
     start: Annotated[str, typer.Option(help="First guesses: repeat, text or random.")] = "repeat"
+    quiet: Quiet = False
     as_json: Json = False
 
 

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from forerun.cli.common import (
     check_picture,
     load,
     print_json,
+    print_table,
     prompts_or_code,
     stderr_console,
 )
-from forerun.cli.flags import Json, MaxTokens, PromptFile, model_option, takes_flags
+from forerun.cli.flags import Json, MaxTokens, PromptFile, Quiet, model_option, takes_flags
 from forerun.errors import BadOption, unknown
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class TuneFlags:
     plot: Annotated[str | None, typer.Option(help="Draw what was measured into this PNG file.")] = (
         None
     )
+    quiet: Quiet = False
     as_json: Json = False
 
 
@@ -108,20 +111,27 @@ def show(found: Tuned, file: str | None) -> None:
         cells = row.as_dict()
         table.add_row(*(_cell(cells.get(key, "")) for key in columns))
     console = Console()
-    console.print(table)
+    print_table(table, console)
+    for line in verdict(found, file):
+        console.print(line, highlight=False)
+
+
+def verdict(found: Tuned, file: str | None) -> list[str]:
+    """What to use. Options that are slower than plain decoding are not recommended."""
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in found.options.items())
     ratio = found.tokens_per_second / found.plain
-    console.print(f"[bold]--method {found.method} {options}[/]", highlight=False)
-    console.print(
-        f"{found.tokens_per_second:.0f} tokens/s, {ratio:.2f} times ar ({found.machine})",
-        highlight=False,
-    )
+    speed = f"{found.tokens_per_second:.0f} tokens/s, {ratio:.2f} times ar ({found.machine})"
     if ratio < 1:
-        console.print("Plain decoding is faster here.", style="yellow")
+        kept = f"; {escape(file)} keeps them, for another machine or other prompts" if file else ""
+        return [
+            f"[yellow]Plain decoding is faster here:[/] [bold]--method ar[/], {found.plain:.0f} "
+            "tokens/s",
+            f"the best of {found.method}: {options}: {speed}{kept}",
+        ]
+    lines = [f"[bold]--method {found.method} {escape(options)}[/]", speed]
     if file:
-        console.print(
-            f"use it with: forerun generate PROMPT --tuned {file}", style="dim", highlight=False
-        )
+        lines.append(f"[dim]use it with: forerun generate PROMPT --tuned {escape(file)}[/]")
+    return lines
 
 
 def _cell(value: object) -> str:

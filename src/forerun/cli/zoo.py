@@ -39,7 +39,7 @@ def show(
         return
     for row in rows:
         shipped = "shipped" if row["shipped"] else "not shipped"
-        Console().print(f"{row['model']:16} {shipped}   {row['recipe']}", highlight=False)
+        typer.echo(f"{row['model']:16} {shipped}   {row['recipe']}")
 
 
 def _show_card(name: str, as_json: bool) -> None:

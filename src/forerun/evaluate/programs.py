@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from forerun.api import Model
 from forerun.errors import BadOption
@@ -43,9 +44,14 @@ class ProgramTask:
     canonical_solution: str = ""  # the missing line
     suffix: str = ""
 
-    def passes(self, program: str, seconds: float) -> bool:
-        test = "\n".join([program, self.test, f"check({self.entry_point})"])
-        return sandbox.run(test, seconds).passed
+    @property
+    def reference(self) -> str:
+        """The whole program, as the task has it."""
+        return self.prompt + self.canonical_solution + self.suffix
+
+    def passes(self, program: str, limits: sandbox.Limits) -> bool:
+        trial = sandbox.Trial(program, self.test, self.entry_point, given=self.reference)
+        return sandbox.run(trial, limits).passed
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,12 @@ class ProgramSettings(TaskSettings):
     batch: int = 8
     seconds: float = 5.0  # that a program may run
     longest: int = 256  # tokens of a function's body
+    allow_code: bool = False  # run programs even where they cannot be isolated
+
+    @cached_property
+    def limits(self) -> sandbox.Limits:
+        """Of a program. Refused where it cannot be isolated, unless that is allowed."""
+        return sandbox.limits_for(self.seconds, self.allow_code)
 
 
 def read_programs(
@@ -159,7 +171,7 @@ class PassScorer:
         progress: Progress,
     ):
         self.tasks = tasks
-        self.settings = settings
+        self.limits = settings.limits
         self.progress = progress
         self.turns = [*fitting] * settings.trials  # the tasks that fit, by index
         # a task that does not fit is a task not solved
@@ -179,7 +191,7 @@ class PassScorer:
             passed: list[float] = []
             timed = []
             for i, one in zip(self.turns, decode(choice, number)):
-                passes = self.tasks[i].passes(program(i, one.result), self.settings.seconds)
+                passes = self.tasks[i].passes(program(i, one.result), self.limits)
                 passed.append(100.0 * passes)
                 timed.append(one)
                 self.progress(number * len(self.turns) + len(passed), total)
@@ -191,6 +203,5 @@ class PassScorer:
 
 def _line_gap(model: Model, task: ProgramTask) -> Gapped:
     """The canvas of a task. The line break at the end of the missing line is given."""
-    text = task.prompt + task.canonical_solution + task.suffix
     start = len(task.prompt)
-    return with_gap(model, text, start, start + len(task.canonical_solution.rstrip("\n")))
+    return with_gap(model, task.reference, start, start + len(task.canonical_solution.rstrip("\n")))

@@ -39,8 +39,14 @@ async def speculative(
         n = verdict.accepted
         seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
         if not seq.done:
-            reason = "resampled" if n < len(draft) else "bonus"
-            seq.fill(seq.next(1), [verdict.token], reason)
+            seq.fill(seq.next(1), [verdict.token], _reason(n, len(draft)))
+
+
+def _reason(accepted: int, drafted: int) -> str:
+    """Why the token after a draft is there."""
+    if drafted == 0:
+        return "sampled"  # the drafter had nothing to say: plain decoding
+    return "resampled" if accepted < drafted else "bonus"
 
 
 lookup = method(

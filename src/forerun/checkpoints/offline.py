@@ -1,0 +1,43 @@
+"""Is the hub within reach? One try says so; the library would try ten times, for a minute."""
+
+from __future__ import annotations
+
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from forerun.errors import BadCheckpoint
+
+SECONDS = 10.0
+
+
+def only_cached(name: str) -> bool:
+    """Must a hub id be read from the cache alone? It is refused if it is not there either."""
+    problem = _why_unreachable()
+    if problem is None:
+        return False
+    if not _is_cached(name):
+        raise BadCheckpoint(
+            f"model={name!r} is no directory here, so it was taken for a hub id; it is not in the "
+            f"hub's cache, and the hub cannot be reached: {problem}."
+        )
+    return True
+
+
+def _why_unreachable() -> str | None:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=SECONDS).close()
+    except HTTPError:
+        return None  # it answers
+    except OSError as error:
+        return f"{constants.ENDPOINT}: {getattr(error, 'reason', error)}"
+    return None
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
