@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
-from forerun.certify.enumeration import Certificate, certify_case
+from forerun.certify.enumeration import Certificate, certify_case, check_table_families
 from forerun.certify.reference import Prompt
 from forerun.errors import NotAble
 from forerun.families.any_subset import AnySubset, SubsetScorer
 from forerun.families.block import Block, BlockFiller
 from forerun.families.masked import CanvasFiller, Masked
 
-Case = Callable[[], Certificate]
+Case = partial[Certificate]
 Options = dict[str, Any]
 
 
 def case(method: str, target: TableBackbone, prompt: Prompt, **options: Any) -> Case:
-    """A comparison that is made when it is called."""
+    """A comparison that is made when it is called. Its arguments can be read from it."""
     return partial(certify_case, method, target, prompt, **options)
 
 
@@ -59,6 +58,43 @@ GUESSING: dict[str, list[Options]] = {
 }
 
 
+# Parameters alone and together, for texts of six tokens and more: penalties look back on drafted
+# and placed tokens, bias comes before penalties and top-p before min-p, ends lie inside drafts.
+EDITS: list[Options] = [
+    {"repetition_penalty": 1.8},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.9},
+    {"logit_bias": {0: 1.7, 1: -0.6}, "repetition_penalty": 2.5},
+    {"top_k": 3, "top_p": 0.65, "min_p": 0.45, "temperature": 1.5},
+    {"allowed_tokens": [0, 2], "frequency_penalty": 0.6, "top_p": 0.9},
+]
+ENDS: list[Options] = [
+    {"eos": (1,), "min_tokens": 2},
+    {"eos": (1,), "ignore_eos": True, "stop_token_ids": [2], "min_tokens": 3},
+    {
+        "eos": (1,),
+        "stop_token_ids": [2],
+        "min_tokens": 1,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.6,
+        "logit_bias": {0: 1.3},
+        "top_p": 0.97,
+        "min_p": 0.1,
+    },
+]
+# At temperature 0 there is one outcome, so texts can be long.
+GREEDY: list[Options] = [
+    {
+        "eos": (1,),
+        "min_tokens": 6,
+        "logit_bias": {1: 0.7},
+        "repetition_penalty": penalty,
+        "frequency_penalty": 0.6,
+    }
+    for penalty in (1.4, 3.0)
+]
+
+
 HOLES: list[Prompt] = [
     [None, 0, None, None, 1],  # scattered
     [0, 1, None, None, None],  # a prefix is given
@@ -70,10 +106,17 @@ HOLES: list[Prompt] = [
 
 def standard_cases(name: str) -> list[Case]:
     """The cases that a lossless method must pass: drafts good and bad, every k, every parameter, an
-    end token, holes anywhere."""
+    end token, holes anywhere, long drafts."""
+    check_table_families(name)
     method = registry.method_named(name)
     if method.guarantee == "approximate":
         return _cases_of_approximation(method)
+    return [*broad_cases(name), *deep_cases(name)]
+
+
+def broad_cases(name: str) -> list[Case]:
+    """Many drafts, options and prompts, with few tokens each."""
+    method = registry.method_named(name)
     if SubsetScorer in method.needs:
         return _cases_with_holes(method)
     if CanvasFiller in method.needs:
@@ -320,3 +363,85 @@ def _cases_of_diffusion(method: registry.Method) -> list[Case]:
         for eos in ((), (1,))
         for sampling in samplings
     ]
+
+
+# Options with which each method drafts, guesses or places five tokens and more.
+DEEP_OPTIONS: dict[str, Options] = {
+    "speculative": {"k": 5},
+    "lookup": {"k": 6, "adapt": False},
+    "specdiff": {"k": 5, "steps": 2},
+    "jacobi": {"block": 6},
+    "multiblock": {"block": 3, "blocks": 2, "spawn": 0.3, "candidates": 3},
+    "lookahead": {"window": 3, "ngram": 4, "guesses": 3},
+    "assd": {"k": 5, "ahead": "every"},
+    "stepwise": {"block": 2},
+    "ssd": {"block": 2, "drafts": 5},
+    "block-stepwise": {"block": 2},
+    "block-ssd": {"block": 2, "drafts": 5},
+    "s2d2-exact": {"k": 5, "ahead": "every"},
+}
+# The same at temperature 0, where blocks may be long.
+GREEDY_OPTIONS: dict[str, Options] = {
+    "stepwise": {"block": 9},
+    "ssd": {"block": 9, "drafts": 5},
+    "block-stepwise": {"block": 8},
+    "block-ssd": {"block": 8, "drafts": 5},
+}
+
+
+DEEP_SEED = 12  # of the target: with it, nearly all cases have several outcomes
+# Those that draw their drafts have far more ways to the same text: laws must be narrow.
+DRAWN_DRAFTS = ("speculative", "specdiff", "assd", "s2d2-exact")
+
+
+def deep_cases(name: str) -> list[Case]:
+    """Drafts of five tokens and more, texts of six and more, under every parameter."""
+    method = registry.method_named(name)
+    narrow = name in DRAWN_DRAFTS
+    sampled: Options = {
+        "temperature": 1.0,
+        "top_p": 0.7 if narrow else 0.8,
+        "method_options": DEEP_OPTIONS.get(name, {}),
+    }
+    greedy: Options = {
+        "temperature": 0.0,
+        "max_tokens": 9,
+        "method_options": GREEDY_OPTIONS.get(name, sampled["method_options"]),
+    }
+    every = [{**sampled, "max_tokens": 6, **options} for options in (*EDITS, *ENDS)]
+    every += [{**greedy, **options} for options in GREEDY]
+    cases = []
+    target = _deep_target(method, sharpness=5.0 if narrow else 3.0)
+    for setting in _deep_settings(method, target):
+        cases += [case(name, target, [0, 1, 0], **setting, **options) for options in every]
+        if SubsetScorer in method.needs or CanvasFiller in method.needs:
+            holes: Prompt = [None, 0, None, None, 1, None, None]
+            filled = [{**sampled, **options} for options in EDITS]
+            cases += [case(name, target, holes, **setting, **options) for options in filled]
+    return cases
+
+
+def _fills(method: registry.Method) -> bool:
+    """Does it need a model with a mask token?"""
+    return bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
+
+
+def _deep_target(method: registry.Method, sharpness: float) -> TableBackbone:
+    """Outcomes are 0, 1 and 2; 3 is the mask, where there is one."""
+    return TableBackbone(vocab=4 if _fills(method) else 3, seed=DEEP_SEED, sharpness=sharpness)
+
+
+def _deep_settings(method: registry.Method, target: TableBackbone) -> list[Options]:
+    """The draft and the family of a method, as `certify_case` takes them."""
+    if BlockFiller in method.needs:
+        return [{"mask": 3, "family": Block(3, 8, shifted)} for shifted in (False, True)]
+    if _fills(method):
+        return [{"mask": 3}]
+    draft = TableBackbone(
+        vocab=3, seed=2, sharpness=target.sharpness, like=target, blend=0.6, cost=0.1
+    )
+    if method.drafter == "diffusion":
+        return [{"draft": draft, "draft_family": Masked(2)}]
+    if method.drafts and method.drafter is None:
+        return [{"draft": draft}]
+    return [{}]
