@@ -164,7 +164,7 @@ def reads_in_blocks(
 class Parameters:
     """What a request asks for, by the documented names."""
 
-    max_tokens: int = 0
+    max_tokens: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -210,7 +210,7 @@ def request(
     if None in prompt:
         never |= own
         ends -= own
-    canvas = (*prompt, *[None] * parameters.max_tokens)
+    canvas = (*prompt, *[None] * (parameters.max_tokens or 0))
     return Request(canvas, parameters, frozenset(ends), frozenset(never), mask)
 
 

@@ -58,40 +58,43 @@ GUESSING: dict[str, list[Options]] = {
 }
 
 
-# Parameters alone and together, for texts of six tokens and more: penalties look back on drafted
-# and placed tokens, bias comes before penalties and top-p before min-p, ends lie inside drafts.
+# Parameters alone and together, for longer texts: penalties look back on drafted and placed tokens,
+# bias comes before penalties, ends lie inside drafts and anywhere on a canvas. Two outcomes are
+# enough, and truncation would hide what is wrong.
 EDITS: list[Options] = [
     {"repetition_penalty": 1.8},
     {"presence_penalty": 0.8, "frequency_penalty": 0.9},
     {"logit_bias": {0: 1.7, 1: -0.6}, "repetition_penalty": 2.5},
-    {"top_k": 3, "top_p": 0.65, "min_p": 0.45, "temperature": 1.5},
-    {"allowed_tokens": [0, 2], "frequency_penalty": 0.6, "top_p": 0.9},
 ]
 ENDS: list[Options] = [
-    {"eos": (1,), "min_tokens": 2},
-    {"eos": (1,), "ignore_eos": True, "stop_token_ids": [2], "min_tokens": 3},
+    {"eos": (1,), "min_tokens": 1},
+    {"eos": (1,), "ignore_eos": True, "stop_token_ids": [0], "min_tokens": 3},
     {
         "eos": (1,),
-        "stop_token_ids": [2],
-        "min_tokens": 1,
+        "min_tokens": 2,
         "repetition_penalty": 1.5,
         "presence_penalty": 0.3,
         "frequency_penalty": 0.6,
-        "logit_bias": {0: 1.3},
-        "top_p": 0.97,
-        "min_p": 0.1,
+        "logit_bias": {1: -0.7},
     },
+]
+# These need more outcomes.
+TRUNCATIONS: list[Options] = [
+    {"top_k": 3, "top_p": 0.55, "min_p": 0.45, "temperature": 1.5},
+    {"allowed_tokens": [0, 2], "frequency_penalty": 0.6, "top_p": 0.9},
 ]
 # At temperature 0 there is one outcome, so texts can be long.
 GREEDY: list[Options] = [
     {
         "eos": (1,),
-        "min_tokens": 6,
+        "min_tokens": 9,
         "logit_bias": {1: 0.7},
-        "repetition_penalty": penalty,
+        "repetition_penalty": repetition,
+        "presence_penalty": presence,
         "frequency_penalty": 0.6,
     }
-    for penalty in (1.4, 3.0)
+    for repetition in (1.2, 3.0)
+    for presence in (-1.0, 0.4)
 ]
 
 
@@ -365,83 +368,93 @@ def _cases_of_diffusion(method: registry.Method) -> list[Case]:
     ]
 
 
-# Options with which each method drafts, guesses or places five tokens and more.
+# Options with which each method drafts, guesses or places as many tokens as can be enumerated.
 DEEP_OPTIONS: dict[str, Options] = {
     "speculative": {"k": 5},
     "lookup": {"k": 6, "adapt": False},
     "specdiff": {"k": 5, "steps": 2},
     "jacobi": {"block": 6},
-    "multiblock": {"block": 3, "blocks": 2, "spawn": 0.3, "candidates": 3},
+    "multiblock": {"block": 4, "blocks": 1, "candidates": 4},
     "lookahead": {"window": 3, "ngram": 4, "guesses": 3},
     "assd": {"k": 5, "ahead": "every"},
     "stepwise": {"block": 2},
     "ssd": {"block": 2, "drafts": 5},
-    "block-stepwise": {"block": 2},
-    "block-ssd": {"block": 2, "drafts": 5},
+    "block-stepwise": {"block": 3},
+    "block-ssd": {"block": 3, "drafts": 5},
     "s2d2-exact": {"k": 5, "ahead": "every"},
 }
 # The same at temperature 0, where blocks may be long.
 GREEDY_OPTIONS: dict[str, Options] = {
+    "speculative": {"k": 8},
+    "lookup": {"k": 10, "adapt": False},
+    "specdiff": {"k": 8, "steps": 3},
+    "jacobi": {"block": 10},
+    "multiblock": {"block": 4, "blocks": 3, "spawn": 0.3, "candidates": 4},
+    "lookahead": {"window": 5, "ngram": 5, "guesses": 4},
+    "assd": {"k": 8, "ahead": "every"},
+    "s2d2-exact": {"k": 8, "ahead": "every"},
     "stepwise": {"block": 9},
     "ssd": {"block": 9, "drafts": 5},
     "block-stepwise": {"block": 8},
     "block-ssd": {"block": 8, "drafts": 5},
 }
-
-
-DEEP_SEED = 12  # of the target: with it, nearly all cases have several outcomes
-# Those that draw their drafts have far more ways to the same text: laws must be narrow.
+DEEP_SEED = 1
+# Those that draw their drafts have far more ways to the same text: their laws must be narrow.
 DRAWN_DRAFTS = ("speculative", "specdiff", "assd", "s2d2-exact")
+NARROW: Options = {"top_p": 0.85}
+# Every open blank draws, so canvases have more ways too: their texts must be shorter.
+DEEP_LENGTHS = {"stepwise": 5, "ssd": 5, "block-stepwise": 4, "block-ssd": 4}
 
 
 def deep_cases(name: str) -> list[Case]:
-    """Drafts of five tokens and more, texts of six and more, under every parameter."""
+    """Longer drafts and texts, under every parameter."""
     method = registry.method_named(name)
     narrow = name in DRAWN_DRAFTS
     sampled: Options = {
         "temperature": 1.0,
-        "top_p": 0.7 if narrow else 0.8,
+        "max_tokens": DEEP_LENGTHS.get(name, 6),
         "method_options": DEEP_OPTIONS.get(name, {}),
+        **(NARROW if narrow else {}),
     }
     greedy: Options = {
         "temperature": 0.0,
-        "max_tokens": 9,
+        "max_tokens": 12,
         "method_options": GREEDY_OPTIONS.get(name, sampled["method_options"]),
     }
-    every = [{**sampled, "max_tokens": 6, **options} for options in (*EDITS, *ENDS)]
-    every += [{**greedy, **options} for options in GREEDY]
-    cases = []
-    target = _deep_target(method, sharpness=5.0 if narrow else 3.0)
-    for setting in _deep_settings(method, target):
-        cases += [case(name, target, [0, 1, 0], **setting, **options) for options in every]
-        if SubsetScorer in method.needs or CanvasFiller in method.needs:
-            holes: Prompt = [None, 0, None, None, 1, None, None]
-            filled = [{**sampled, **options} for options in EDITS]
-            cases += [case(name, target, holes, **setting, **options) for options in filled]
+    filled: Options = {**sampled, "max_tokens": None}
+    cases = _with_outcomes(2, method, [{**sampled, **options} for options in (*EDITS, *ENDS)])
+    truncated = {**sampled, "max_tokens": 4 if narrow else 5}
+    cases += _with_outcomes(4, method, [{**truncated, **options} for options in TRUNCATIONS])
+    cases += _with_outcomes(4, method, [{**greedy, **options} for options in GREEDY])
+    if SubsetScorer in method.needs or CanvasFiller in method.needs:
+        holes: Prompt = [None, 0, None, None, 0, None, None]
+        cases += _with_outcomes(2, method, [{**filled, **options} for options in EDITS], holes)
     return cases
 
 
-def _fills(method: registry.Method) -> bool:
-    """Does it need a model with a mask token?"""
-    return bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
-
-
-def _deep_target(method: registry.Method, sharpness: float) -> TableBackbone:
-    """Outcomes are 0, 1 and 2; 3 is the mask, where there is one."""
-    return TableBackbone(vocab=4 if _fills(method) else 3, seed=DEEP_SEED, sharpness=sharpness)
-
-
-def _deep_settings(method: registry.Method, target: TableBackbone) -> list[Options]:
-    """The draft and the family of a method, as `certify_case` takes them."""
+def _with_outcomes(
+    outcomes: int, method: registry.Method, every: list[Options], prompt: Prompt = ()
+) -> list[Case]:
+    """Cases on targets with so many outcomes, and a mask after them if the method needs one."""
+    masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
+    if not prompt:
+        prompt = [0] if masks else [0, 0, 0]  # what repeats can be copied at once
+    sharpness = 4.0 if method.name in DRAWN_DRAFTS else 2.0
+    target = TableBackbone(vocab=outcomes + masks, seed=DEEP_SEED, sharpness=sharpness)
+    settings: list[Options] = [{"mask": outcomes}] if masks else [{}]
     if BlockFiller in method.needs:
-        return [{"mask": 3, "family": Block(3, 8, shifted)} for shifted in (False, True)]
-    if _fills(method):
-        return [{"mask": 3}]
-    draft = TableBackbone(
-        vocab=3, seed=2, sharpness=target.sharpness, like=target, blend=0.6, cost=0.1
-    )
-    if method.drafter == "diffusion":
-        return [{"draft": draft, "draft_family": Masked(2)}]
-    if method.drafts and method.drafter is None:
-        return [{"draft": draft}]
-    return [{}]
+        families = (Block(outcomes, 8), Block(outcomes, 8, shifted=True))
+        settings = [{"mask": outcomes, "family": family} for family in families]
+    elif method.drafter == "diffusion":
+        draft = TableBackbone(vocab=outcomes + 1, seed=2, sharpness=sharpness, cost=0.1)
+        settings = [{"draft": draft, "draft_family": Masked(outcomes)}]
+    elif method.drafts and not masks and method.drafter is None:
+        draft = TableBackbone(
+            vocab=outcomes, seed=2, sharpness=sharpness, like=target, blend=0.6, cost=0.1
+        )
+        settings = [{"draft": draft}]
+    return [
+        case(method.name, target, prompt, **setting, **options)
+        for setting in settings
+        for options in every
+    ]
