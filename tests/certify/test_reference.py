@@ -1,18 +1,24 @@
 """Every exact method against laws that share no line with the package (`tests/reference.py`)."""
 
 import ast
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.certify.cases import deep_cases, standard_cases
+from forerun.certify.enumeration import certify_case
+from forerun.errors import BadOption, NotAble
+from forerun.families.base import ChainScorer
 from forerun.families.block import Block
+from forerun.families.causal import Causal
 from forerun.families.masked import Masked
 from tests import reference
 from tests.certify.definitions import EXACT, certify, certify_each, law, packaged_law
-from tests.helpers import ROOT
+from tests.helpers import ROOT, model
 
 TARGET = TableBackbone(vocab=3, seed=1)
 
@@ -147,3 +153,54 @@ def test_text_ends_only_with_everything_before_it_decided():
     assert reference.finished_output(request, [1, 2, 3], {2: 1, 3: 0}) is None
     assert reference.finished_output(request, [1, 2, 3], {1: 0, 2: 1}) == (0, 1)
     assert reference.finished_output(request, [1, 2, 3], {1: 0, 2: 2, 3: 2}) == (0, 2, 2)
+
+
+def test_the_table_of_what_exact_covers_is_what_the_cases_cover():
+    command = [sys.executable, "tools/exact.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_backbone_that_is_no_table_is_refused_by_name():
+    real = model("llama").backbone
+    with pytest.raises(BadOption, match=r"target=.* must be a TableBackbone.*testing.certify"):
+        certify_case("ar", real, [0], max_tokens=2)
+    with pytest.raises(BadOption, match=r"draft=.* must be a TableBackbone"):
+        certify_case("speculative", TARGET, [0], draft=real, max_tokens=2)
+
+
+class EverythingScorer(ChainScorer):
+    does = "says everything"
+
+
+class OutsideFamily(Causal):
+    name = "outside"
+    handle = EverythingScorer
+
+
+@registry.method("outside", guarantee="exact", reference="ar")
+async def outside(seq, target: EverythingScorer, options: registry.NoOptions) -> None:
+    await registry.method_named("ar").run(seq, target, options)
+
+
+def test_a_method_with_a_question_of_its_own_is_told_to_bring_its_family(monkeypatch):
+    monkeypatch.setitem(registry.BUILT_IN["methods"], "outside", f"{__name__}:outside")
+    with pytest.raises(NotAble, match=r"says everything.*call certify_case with family="):
+        certify_case("outside", TARGET, [0], max_tokens=2)
+    with pytest.raises(NotAble, match=r"says everything.*family="):
+        standard_cases("outside")
+    how = dict(family=OutsideFamily(), max_tokens=3, temperature=1.0)
+    assert certify_case("outside", TARGET, [0], **how).holds
+
+
+def test_a_law_of_ones_own_can_be_compared_with():
+    right = law("ar", TARGET, [0], max_tokens=2, temperature=1.0)
+    wrong = law("ar", TARGET, [0], max_tokens=2, temperature=1.1)
+    how = dict(max_tokens=2, temperature=1.0)
+    assert certify_case("ar", TARGET, [0], reference=right, **how).holds
+    assert not certify_case("ar", TARGET, [0], reference=wrong, **how).holds
+
+
+def test_a_guarantee_that_nothing_gives_is_refused():
+    with pytest.raises(BadOption, match="'exact' or 'approximate'"):
+        registry.method("x", guarantee="greedy-exact", reference="ar")
