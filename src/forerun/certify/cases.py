@@ -421,14 +421,17 @@ def deep_cases(name: str) -> list[Case]:
         "max_tokens": 12,
         "method_options": GREEDY_OPTIONS.get(name, sampled["method_options"]),
     }
-    filled: Options = {**sampled, "max_tokens": None}
-    cases = _with_outcomes(2, method, [{**sampled, **options} for options in (*EDITS, *ENDS)])
-    truncated = {**sampled, "max_tokens": 4 if narrow else 5}
+    edits = [{**sampled, **options} for options in EDITS]
+    ends = [{**sampled, **options} for options in ENDS]
+    truncated = {**sampled, "max_tokens": 4}
+    holes: Prompt = ()
+    if SubsetScorer in method.needs or CanvasFiller in method.needs:
+        holes = [None, 0, None, None, 0, None, None]
+        edits = [{**options, "max_tokens": None} for options in edits]
+    cases = _with_outcomes(2, method, edits, holes)
+    cases += _with_outcomes(2, method, ends)
     cases += _with_outcomes(4, method, [{**truncated, **options} for options in TRUNCATIONS])
     cases += _with_outcomes(4, method, [{**greedy, **options} for options in GREEDY])
-    if SubsetScorer in method.needs or CanvasFiller in method.needs:
-        holes: Prompt = [None, 0, None, None, 0, None, None]
-        cases += _with_outcomes(2, method, [{**filled, **options} for options in EDITS], holes)
     return cases
 
 
