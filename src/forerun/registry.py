@@ -75,7 +75,7 @@ SINGULAR = {
     "routers": "router",
     "families": "family",
 }
-GUARANTEES = ("exact", "greedy-exact", "approximate")
+GUARANTEES = ("exact", "approximate")
 
 Run = Callable[..., Coroutine[Any, Any, None]]
 
@@ -178,9 +178,7 @@ def method(  # noqa: PLR0913 - keywords of a public function
 ) -> Callable[[Run], Method]:
     """Make a decoding method of an async function `(seq, target, options[, drafter])`."""
     if guarantee not in GUARANTEES:
-        raise BadOption(
-            f"guarantee={guarantee!r} must be 'exact', 'greedy-exact' or 'approximate'."
-        )
+        raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
     return lambda run: Method(name, run, guarantee, reference, drafter, reason, options, needs)
 
 

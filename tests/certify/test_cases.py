@@ -8,13 +8,15 @@ import torch
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
-from forerun.certify.cases import SAMPLINGS, standard_cases
-from forerun.certify.enumeration import Enumeration, certify_case, method_law, table_model
+from forerun.certify.cases import SAMPLINGS, broad_cases, standard_cases
+from forerun.certify.enumeration import Enumeration, method_law, table_model
 from forerun.certify.reference import block_context, reference_law
 from forerun.errors import NotAble
 from forerun.families.block import Block
 from forerun.families.masked import Masked
 from forerun.methods.routers import RouterDriver, expected_prefix
+from tests.certify.definitions import EXACT, certify_each
+from tests.certify.definitions import certify as certify_case
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -131,13 +133,8 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 
 
 def test_every_method_that_claims_to_be_exact_is_certified_here():
-    exact = {
-        name
-        for name in registry.BUILT_IN["methods"]
-        if registry.method_named(name).guarantee == "exact"
-    }
     certified = {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
-    assert exact == certified | {"jacobi", "multiblock", "lookahead"} | {
+    assert set(EXACT) == certified | {"jacobi", "multiblock", "lookahead"} | {
         "s2d2-exact",
         "block-stepwise",
         "block-ssd",
@@ -149,8 +146,8 @@ def test_any_subset_decoding_has_the_law_of_its_definition(method):
     """Theorem 2, and what we added to the algorithm: scattered holes, prefix, suffix, all blank but
     one, nothing given; every k and every outlook; temperatures, top-p, penalties; end tokens; the
     n-gram drafter."""
-    for case in standard_cases(method):
-        assert_certified(case())
+    for certificate in certify_each(broad_cases(method)):
+        assert_certified(certificate)
 
 
 @pytest.mark.parametrize("method", ["speculative", "lookup"])
@@ -176,16 +173,16 @@ def test_causal_drafters_are_certified_through_holes_too(method):
 def test_masked_models_and_drafters_that_fill_blanks_are_certified(method):
     """SSD has stepwise decoding's law at every temperature; SpecDiff its target's, in one step and
     from left to right."""
-    for case in standard_cases(method):
-        assert_certified(case())
+    for certificate in certify_each(broad_cases(method)):
+        assert_certified(certificate)
 
 
 @pytest.mark.parametrize("method", ["jacobi", "multiblock", "lookahead"])
 def test_guessing_and_recycling_are_certified_above_temperature_0_too(method):
     """The papers state it for greedy decoding; a guess is a draft that is certain of itself, and a
     tree of them has a closed law."""
-    for case in standard_cases(method):
-        assert_certified(case())
+    for certificate in certify_each(broad_cases(method)):
+        assert_certified(certificate)
 
 
 @pytest.mark.parametrize("method", ["s2d2-exact", "block-stepwise", "block-ssd"])
@@ -193,8 +190,8 @@ def test_block_models_are_certified(method):
     """Lossless self-speculation has block-size-1 decoding's law; SSD inside a block has stepwise
     decoding's. Aligned and shifted, for prompts that end before, at and after the end of a block.
     """
-    for case in standard_cases(method):
-        assert_certified(case())
+    for certificate in certify_each(broad_cases(method)):
+        assert_certified(certificate)
 
 
 BLOCK_MODELS = [Block(2, 4), Block(2, 4, shifted=True)]

@@ -127,7 +127,7 @@ def test_the_error_rate_is_kept():
     for seed in range(150):
         bets = Bets(alpha=0.1, seed=seed, shadows=0)
         for token in torch.multinomial(p, 200, replacement=True, generator=generator).tolist():
-            bets.see(token, p, q)
+            bets.record(token, p, q)
         refuted += bets.best >= bets.limit
     assert refuted <= 0.1 * 150 + 3 * (150 * 0.1 * 0.9) ** 0.5
 

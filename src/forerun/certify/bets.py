@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 SHADOWS = 200  # runs in which a fault is real, to measure the test's power
-EDGE = 2  # impossible tokens that rounding at the edge of top-k or top-p may explain
+MOST_IMPOSSIBLE = 2  # impossible tokens that rounding at the edge of top-k or top-p may explain
 
 
 def faults(p_V: Tensor, q_V: Tensor | None) -> dict[str, Tensor]:
@@ -47,25 +47,26 @@ class Bets:
         self.caught: dict[str, Tensor] = {}
         self.generator = torch.Generator().manual_seed(seed)
 
-    def see(self, token: int, p_V: Tensor, q_V: Tensor | None) -> None:
+    def record(self, token: int, p_V: Tensor, q_V: Tensor | None) -> None:
+        """Settle the bets on one token that the method wrote."""
         p_V = p_V.double().cpu()
         if p_V[token] == 0:
             self.impossible += 1
             return
         wrong = faults(p_V, None if q_V is None else q_V.double().cpu())
-        odds = {name: (1 + r_V / p_V.clamp(min=1e-300)) / 2 for name, r_V in wrong.items()}
-        for name, odd_V in odds.items():
-            self.stakes[name] = self.stakes.get(name, 1.0) * float(odd_V[token])
+        payoffs = {name: (1 + r_V / p_V.clamp(min=1e-300)) / 2 for name, r_V in wrong.items()}
+        for name, payoff_V in payoffs.items():
+            self.stakes[name] = self.stakes.get(name, 1.0) * float(payoff_V[token])
         self.best = max(self.best, self.evidence)
         for name, r_V in wrong.items() if self.shadows else ():
-            self._shadow(name, r_V, odds)
+            self._shadow(name, r_V, payoffs)
 
-    def _shadow(self, name: str, r_V: Tensor, odds: dict[str, Tensor]) -> None:
+    def _shadow(self, name: str, r_V: Tensor, payoffs: dict[str, Tensor]) -> None:
         drawn = torch.multinomial(r_V, self.shadows, replacement=True, generator=self.generator)
         stakes = self.shadow_stakes.setdefault(name, {})
-        for bettor, odd_V in odds.items():
+        for bettor, payoff_V in payoffs.items():
             stakes[bettor] = (
-                stakes.get(bettor, torch.ones(self.shadows, dtype=torch.float64)) * odd_V[drawn]
+                stakes.get(bettor, torch.ones(self.shadows, dtype=torch.float64)) * payoff_V[drawn]
             )
         mean = torch.stack(list(stakes.values())).mean(0)
         self.caught[name] = self.caught.get(name, torch.zeros(self.shadows, dtype=torch.bool)) | (
@@ -74,7 +75,7 @@ class Bets:
 
     @property
     def refuted(self) -> bool:
-        return self.best >= self.limit or self.impossible > EDGE
+        return self.best >= self.limit or self.impossible > MOST_IMPOSSIBLE
 
     @property
     def evidence(self) -> float:

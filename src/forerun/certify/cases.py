@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from forerun import registry
 from forerun.backbones.table import TableBackbone
-from forerun.certify.enumeration import Certificate, certify_case
+from forerun.certify.enumeration import Certificate, certify_case, check_table_families
 from forerun.certify.reference import Prompt
 from forerun.errors import NotAble
 from forerun.families.any_subset import AnySubset, SubsetScorer
 from forerun.families.block import Block, BlockFiller
 from forerun.families.masked import CanvasFiller, Masked
 
-Case = Callable[[], Certificate]
+Case = partial[Certificate]
 Options = dict[str, Any]
 
 
 def case(method: str, target: TableBackbone, prompt: Prompt, **options: Any) -> Case:
-    """A comparison that is made when it is called."""
+    """A comparison that is made when it is called. Its arguments can be read from it."""
     return partial(certify_case, method, target, prompt, **options)
 
 
@@ -59,6 +58,46 @@ GUESSING: dict[str, list[Options]] = {
 }
 
 
+# Parameters alone and together, for longer texts: penalties look back on drafted and placed tokens,
+# bias comes before penalties, ends lie inside drafts and anywhere on a canvas. Two outcomes are
+# enough, and truncation would hide what is wrong.
+EDITS: list[Options] = [
+    {"repetition_penalty": 1.8},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.9},
+    {"logit_bias": {0: 1.7, 1: -0.6}, "repetition_penalty": 2.5},
+]
+ENDS: list[Options] = [
+    {"eos": (1,), "min_tokens": 1},
+    {"eos": (1,), "ignore_eos": True, "stop_token_ids": [0], "min_tokens": 3},
+    {
+        "eos": (1,),
+        "min_tokens": 2,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.6,
+        "logit_bias": {1: -0.7},
+    },
+]
+# These need more outcomes.
+TRUNCATIONS: list[Options] = [
+    {"top_k": 3, "top_p": 0.55, "min_p": 0.45, "temperature": 1.5},
+    {"allowed_tokens": [0, 2], "frequency_penalty": 0.6, "top_p": 0.9},
+]
+# At temperature 0 there is one outcome, so texts can be long.
+GREEDY: list[Options] = [
+    {
+        "eos": (1,),
+        "min_tokens": 9,
+        "logit_bias": {1: 0.7},
+        "repetition_penalty": repetition,
+        "presence_penalty": presence,
+        "frequency_penalty": 0.6,
+    }
+    for repetition in (1.2, 3.0)
+    for presence in (-1.0, 0.4)
+]
+
+
 HOLES: list[Prompt] = [
     [None, 0, None, None, 1],  # scattered
     [0, 1, None, None, None],  # a prefix is given
@@ -70,10 +109,17 @@ HOLES: list[Prompt] = [
 
 def standard_cases(name: str) -> list[Case]:
     """The cases that a lossless method must pass: drafts good and bad, every k, every parameter, an
-    end token, holes anywhere."""
+    end token, holes anywhere, long drafts."""
+    check_table_families(name)
     method = registry.method_named(name)
     if method.guarantee == "approximate":
         return _cases_of_approximation(method)
+    return [*broad_cases(name), *deep_cases(name)]
+
+
+def broad_cases(name: str) -> list[Case]:
+    """Many drafts, options and prompts, with few tokens each."""
+    method = registry.method_named(name)
     if SubsetScorer in method.needs:
         return _cases_with_holes(method)
     if CanvasFiller in method.needs:
@@ -319,4 +365,99 @@ def _cases_of_diffusion(method: registry.Method) -> list[Case]:
         for k, steps, keep in ((1, 1, True), (3, 1, True), (3, 2, True), (3, 3, False))
         for eos in ((), (1,))
         for sampling in samplings
+    ]
+
+
+# Options with which each method drafts, guesses or places as many tokens as can be enumerated.
+DEEP_OPTIONS: dict[str, Options] = {
+    "speculative": {"k": 5},
+    "lookup": {"k": 6, "adapt": False},
+    "specdiff": {"k": 5, "steps": 2},
+    "jacobi": {"block": 6},
+    "multiblock": {"block": 4, "blocks": 1, "candidates": 4},
+    "lookahead": {"window": 3, "ngram": 4, "guesses": 3},
+    "assd": {"k": 5, "ahead": "every"},
+    "stepwise": {"block": 2},
+    "ssd": {"block": 2, "drafts": 5},
+    "block-stepwise": {"block": 3},
+    "block-ssd": {"block": 3, "drafts": 5},
+    "s2d2-exact": {"k": 5, "ahead": "every"},
+}
+# The same at temperature 0, where blocks may be long.
+GREEDY_OPTIONS: dict[str, Options] = {
+    "speculative": {"k": 8},
+    "lookup": {"k": 10, "adapt": False},
+    "specdiff": {"k": 8, "steps": 3},
+    "jacobi": {"block": 10},
+    "multiblock": {"block": 4, "blocks": 3, "spawn": 0.3, "candidates": 4},
+    "lookahead": {"window": 5, "ngram": 5, "guesses": 4},
+    "assd": {"k": 8, "ahead": "every"},
+    "s2d2-exact": {"k": 8, "ahead": "every"},
+    "stepwise": {"block": 9},
+    "ssd": {"block": 9, "drafts": 5},
+    "block-stepwise": {"block": 8},
+    "block-ssd": {"block": 8, "drafts": 5},
+}
+DEEP_SEED = 1
+# Those that draw their drafts have far more ways to the same text: their laws must be narrow.
+DRAWN_DRAFTS = ("speculative", "specdiff", "assd", "s2d2-exact")
+NARROW: Options = {"top_p": 0.85}
+# Every open blank draws, so canvases have more ways too: their texts must be shorter.
+DEEP_LENGTHS = {"stepwise": 5, "ssd": 5, "block-stepwise": 4, "block-ssd": 4}
+
+
+def deep_cases(name: str) -> list[Case]:
+    """Longer drafts and texts, under every parameter."""
+    method = registry.method_named(name)
+    narrow = name in DRAWN_DRAFTS
+    sampled: Options = {
+        "temperature": 1.0,
+        "max_tokens": DEEP_LENGTHS.get(name, 6),
+        "method_options": DEEP_OPTIONS.get(name, {}),
+        **(NARROW if narrow else {}),
+    }
+    greedy: Options = {
+        "temperature": 0.0,
+        "max_tokens": 12,
+        "method_options": GREEDY_OPTIONS.get(name, sampled["method_options"]),
+    }
+    edits = [{**sampled, **options} for options in EDITS]
+    ends = [{**sampled, **options} for options in ENDS]
+    truncated = {**sampled, "max_tokens": 4}
+    holes: Prompt = ()
+    if SubsetScorer in method.needs or CanvasFiller in method.needs:
+        holes = [None, 0, None, None, 0, None, None]
+        edits = [{**options, "max_tokens": None} for options in edits]
+    cases = _with_outcomes(2, method, edits, holes)
+    cases += _with_outcomes(2, method, ends)
+    cases += _with_outcomes(4, method, [{**truncated, **options} for options in TRUNCATIONS])
+    cases += _with_outcomes(4, method, [{**greedy, **options} for options in GREEDY])
+    return cases
+
+
+def _with_outcomes(
+    outcomes: int, method: registry.Method, every: list[Options], prompt: Prompt = ()
+) -> list[Case]:
+    """Cases on targets with so many outcomes, and a mask after them if the method needs one."""
+    masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
+    if not prompt:
+        prompt = [0] if masks else [0, 0, 0]  # what repeats can be copied at once
+    sharpness = 4.0 if method.name in DRAWN_DRAFTS else 2.0
+    target = TableBackbone(vocab=outcomes + masks, seed=DEEP_SEED, sharpness=sharpness)
+    settings: list[Options] = [{"mask": outcomes}] if masks else [{}]
+    if BlockFiller in method.needs:
+        families = (Block(outcomes, 8), Block(outcomes, 8, shifted=True))
+        settings = [{"mask": outcomes, "family": family} for family in families]
+    elif method.drafter == "diffusion":
+        draft = TableBackbone(vocab=outcomes + 1, seed=2, sharpness=sharpness, cost=0.1)
+        settings = [{"draft": draft, "draft_family": Masked(outcomes)}]
+    elif method.drafts and not masks and method.drafter is None:
+        draft = TableBackbone(
+            vocab=outcomes, seed=2, sharpness=sharpness, like=target, blend=0.6, cost=0.1
+        )
+        settings = [{"draft": draft}]
+    return [
+        case(method.name, target, prompt, **setting, **options)
+        for setting in settings
+        for options in every
     ]

@@ -18,8 +18,15 @@ from torch import Tensor
 from forerun import registry
 from forerun.api import Model
 from forerun.backbones.table import TableBackbone
-from forerun.certify.reference import Law, Prompt, reference_law, stepwise_law
+from forerun.certify.reference import (
+    CanvasReading,
+    Law,
+    Prompt,
+    reference_law,
+    stepwise_law,
+)
 from forerun.engine.engine import MakeSampler
+from forerun.errors import BadOption, NotAble
 from forerun.families.any_subset import AnySubset
 from forerun.families.base import Family
 from forerun.families.block import Block, BlockFiller
@@ -119,6 +126,27 @@ def family_of(method: str, mask: int | None) -> Family:
     return Masked(mask) if CanvasFiller in needs else AnySubset(mask)
 
 
+def check_table_families(method: str) -> None:
+    """Refuse a method that asks what no family of ours answers: nobody can guess its family."""
+    chosen = registry.method_named(method)
+    ours = (Causal(), AnySubset(0), Masked(0), Block(0, 1))
+    if not any(chosen.runs_on(family) for family in ours):
+        asked = " and ".join(need.does for need in chosen.needs)
+        raise NotAble(
+            f"method={method!r} needs a model that {asked}, and no family of ours does: call "
+            f"certify_case with family=, an instance of your own family."
+        )
+
+
+def check_table(name: str, backbone: object) -> None:
+    if not isinstance(backbone, TableBackbone):
+        raise BadOption(
+            f"{name}={type(backbone).__name__} must be a TableBackbone: enumeration needs a model "
+            f"small enough for every outcome, and a law by definition to compare with. For real "
+            f"models use forerun.certify.testing.certify."
+        )
+
+
 def method_law(  # noqa: PLR0913 - keywords of a public function
     method: str,
     target: TableBackbone,
@@ -184,14 +212,37 @@ def _use_lanes(
         model.submit([ids] * lanes, **shorter).run()
 
 
-def _block_options(options: dict[str, Any], prompt: Prompt, family: Family) -> dict[str, Any]:
-    """The mask and the blocks of stepwise decoding, as a method's options have them."""
-    block = family.block if isinstance(family, Block) else len(prompt)
-    return {
-        "mask": family.mask_token,
-        "block": options.get("block", block),
-        "sub_block": options.get("sub_block"),
-    }
+def canvas_reading(
+    method: str, target: TableBackbone, options: dict[str, Any], family: Family
+) -> CanvasReading:
+    """How the target reads a canvas, with blocks as a method's options have them."""
+    chosen = registry.method_named(method).options(**options)
+    block = chosen.block
+    if block is None and isinstance(family, Block):
+        block = family.block
+    assert family.mask_token is not None, "a model that fills blanks has a mask"
+    return CanvasReading(
+        target, family.mask_token, block, getattr(chosen, "sub_block", None), family
+    )
+
+
+def law_by_definition(  # noqa: PLR0913 - as certify_case
+    method: str,
+    target: TableBackbone,
+    prompt: Prompt,
+    family: Family,
+    options: dict[str, Any],
+    *,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    size: int = 1,
+    **sampling: Any,
+) -> Law:
+    """The law of a method's reference."""
+    if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
+        reading = canvas_reading(method, target, options, family)
+        return stepwise_law(reading, prompt, eos=eos, **sampling)
+    return reference_law(target, prompt, eos=eos, mask=mask, family=family, size=size, **sampling)
 
 
 @dataclass(frozen=True)
@@ -219,16 +270,28 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
     mask: int | None = None,
     family: Family | None = None,
     size: int = 1,
+    reference: Law | None = None,
     method_options: dict[str, Any] | None = None,
     **sampling: Any,
 ) -> Certificate:
     """Compare a method with its reference on one table model.
 
     With a `mask` token the model is any-subset, or what the method needs, and the prompt may have
-    blanks (None) in it.
+    blanks (None) in it. Another `family` may be given. A `draft` table model has the
+    `draft_family`, causal unless given.
+
+    `size` is for block models that are compared with left-to-right decoding: finished blocks of so
+    many tokens see themselves whole; with 1, the default, no token sees a later one.
+
+    `reference` is a law of whole outputs to compare with, for those who have one of their own.
     """
+    check_table("target", target)
+    if draft is not None and not isinstance(draft, str):
+        check_table("draft", draft)
+    if family is None:
+        check_table_families(method)
+        family = family_of(method, mask)
     options = method_options or {}
-    family = family or family_of(method, mask)
     ours = method_law(
         method,
         target,
@@ -241,13 +304,10 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
         **options,
         **sampling,
     )
-    if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
-        blocks = _block_options(options, prompt, family)
-        theirs = stepwise_law(target, prompt, family=family, **blocks, **sampling)
-    else:
-        theirs = reference_law(
-            target, prompt, eos=eos, mask=mask, family=family, size=size, **sampling
+    if reference is None:
+        reference = law_by_definition(
+            method, target, prompt, family, options, eos=eos, mask=mask, size=size, **sampling
         )
     case = {"method": method, "prompt": list(prompt), "eos": list(eos), **options, **sampling}
-    distance = total_variation(ours, theirs)
-    return Certificate(case, len(theirs), sum(ours.values()), distance)
+    distance = total_variation(ours, reference)
+    return Certificate(case, len(reference), sum(ours.values()), distance)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from forerun.backbones.table import TableBackbone, digest
 from forerun.families.base import Family
@@ -30,6 +31,30 @@ def blanks_of(canvas: Prompt) -> list[int]:
     return [i for i, token in enumerate(canvas) if token is None]
 
 
+class Asked:
+    """What a request asks for: a canvas, sampling parameters, tokens that end the text and tokens
+    that are never written."""
+
+    def __init__(self, prompt: Prompt, sampling: Sampling, eos: Sequence[int], mask: int | None):
+        self.sampling = sampling
+        self.canvas = (*prompt, *[None] * (sampling.max_tokens or 0))
+        ends = frozenset() if sampling.ignore_eos else frozenset(eos)
+        stops = frozenset(sampling.stop_token_ids)
+        never = frozenset() if mask is None else frozenset([mask])
+        # A hole is filled to its end: an end token inside would say otherwise.
+        self.stops = stops if None in prompt else stops | ends
+        self.never = never | ends if None in prompt else never
+        self.prompt_ids = np.asarray([t for t in self.canvas if t is not None], np.int64)
+
+    def law(self, logits_V: Tensor, decided: Sequence[int], place: int) -> list[float]:
+        """The law of a blank with `place` blanks before it, after some decisions."""
+        vocab = len(logits_V)
+        history = TokenHistory(self.sampling, self.prompt_ids, vocab, self.stops, self.never)
+        for token in decided:
+            history.add(token)
+        return laws_from_logits(logits_V[None], [ChainRows(history, [], [0], [place])])[0].tolist()
+
+
 def reference_law(
     target: TableBackbone,
     prompt: Prompt,
@@ -45,12 +70,8 @@ def reference_law(
     Of a block model it is left-to-right decoding; with a `size`, of text whose finished blocks of
     that size see themselves whole.
     """
-    sampling = Sampling(**options)
-    infills = None in prompt
-    ends = frozenset() if sampling.ignore_eos else frozenset(eos)
-    stops = (frozenset() if infills else ends) | frozenset(sampling.stop_token_ids)
-    never = (frozenset() if mask is None else {mask}) | (ends if infills else frozenset())
-    canvas = [*prompt, *[None] * (sampling.max_tokens or 0)]
+    asked = Asked(prompt, Sampling(**options), eos, mask)
+    canvas = asked.canvas
     given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     blanks = blanks_of(canvas)
     finished: Law = {}
@@ -63,22 +84,13 @@ def reference_law(
                 row = block_context([*given, *decided], family, size)
             else:
                 row = context(given, decided, position, mask)
-            prompt_ids = np.asarray([token for _, token in given], np.int64)
-            history = TokenHistory(sampling, prompt_ids, target.vocab, stops, frozenset(never))
-            for token in tokens:
-                history.add(token)
-            for token, p in enumerate(_law(target, row, history)):
+            law = asked.law(target.logits(*row), tokens, len(tokens))
+            for token, p in enumerate(law):
                 if p > 0:
-                    ended = token in stops
+                    ended = token in asked.stops
                     (finished if ended else longer)[(*tokens, token)] = probability * p
         growing = dict(longer)
     return finished | growing
-
-
-def _law(target: TableBackbone, row: tuple[int, list[int]], history: TokenHistory) -> list[float]:
-    """The law of a row that stands at a position and sees rows with these digests."""
-    logits_V = target.logits(*row)
-    return laws_from_logits(logits_V[None], [ChainRows(history, [], [0])])[0].tolist()
 
 
 def context(given: Rows, decided: Rows, position: int, mask: int | None) -> tuple[int, list[int]]:
@@ -126,29 +138,34 @@ class CanvasReading:
     def context(self, state: State, position: int) -> tuple[int, list[int]]:
         """What the law of a blank depends on: the row that speaks of it and what that row sees."""
         rows = [(i, self.mask if token is None else token) for i, token in enumerate(state)]
+        row = position - self.shifted
         if not isinstance(self.family, Block):
-            return position, [digest(rows)] * len(rows)
-        row = position - self.family.shifted
+            return max(row, 0), [digest(rows)] * len(rows)
         end = min((row // self.block + 1) * self.block, len(rows))
         return row, [digest(rows[: (i // self.block + 1) * self.block]) for i in range(end)]
 
+    @property
+    def shifted(self) -> bool:
+        return self.family is not None and self.family.shifted
+
     def laws(
-        self, state: State, position: int, sampling: Sampling
+        self, state: State, position: int, asked: Asked, blanks: list[int]
     ) -> tuple[list[float], list[float]]:
         """A blank's law under the sampling parameters, and the model's own."""
         logits_V = self.target.logits(*self.context(state, position)).clone()
         logits_V[self.mask] = -torch.inf
-        history = TokenHistory(sampling, np.zeros(0, np.int64), self.target.vocab, frozenset())
-        law_V = laws_from_logits(logits_V[None], [ChainRows(history, [], [0])])[0]
-        return law_V.tolist(), logits_V.softmax(-1).tolist()
+        decided = [token for token in (state[i] for i in blanks) if token is not None]
+        law = asked.law(logits_V, decided, blanks.index(position))
+        return law, logits_V.softmax(-1).tolist()
 
     def open_blanks(self, left: list[int], blanks: list[int]) -> list[int]:
         """The blanks that stepwise decoding may decide next, of those that are left."""
-        if isinstance(self.family, Block) and self.family.shifted and left[0] % self.block == 0:
+        is_block = isinstance(self.family, Block)
+        if is_block and self.shifted and left[0] % self.block == 0:
             return left[:1]
 
         def number(i: int) -> int:
-            ordinal = i if isinstance(self.family, Block) else blanks.index(i)
+            ordinal = i if is_block else blanks.index(i)
             return ordinal // self.block
 
         found = [i for i in left if number(i) == number(left[0])]
@@ -158,43 +175,47 @@ class CanvasReading:
         return found
 
 
+def written(state: State, blanks: list[int], stops: frozenset[int]) -> tuple[int, ...] | None:
+    """The output of a canvas that is finished: full, or full up to a token that ends the text."""
+    tokens: list[int] = []
+    for i in blanks:
+        token = state[i]
+        if token is None:
+            return None
+        tokens.append(token)
+        if token in stops:
+            break
+    return tuple(tokens)
+
+
 def stepwise_law(
-    target: TableBackbone,
-    canvas: Prompt,
-    *,
-    mask: int,
-    block: int,
-    sub_block: int | None = None,
-    family: Family | None = None,
-    **options: Any,
+    reading: CanvasReading, prompt: Prompt, *, eos: Sequence[int] = (), **options: Any
 ) -> Law:
     """The law of stepwise decoding of a masked model, from its definition.
 
     Every open blank of the block draws a token from its law; the one that the model's own law finds
-    likeliest is decided; again, until none is open. A block model's blocks are counted from the
-    first token; in a shifted one a block's first token is decided before the others.
+    likeliest is decided; again, until none is open or the text has ended. A block model's blocks
+    are counted from the first token; in a shifted one a block's first token is decided before the
+    others.
     """
-    sampling = Sampling(**options)
-    reading = CanvasReading(target, mask, block, sub_block, family)
-    canvas = [*canvas, *[None] * (sampling.max_tokens or 0)]
-    blanks = blanks_of(canvas)
+    asked = Asked(prompt, Sampling(**options), eos, reading.mask)
+    blanks = blanks_of(asked.canvas)
     finished: Law = defaultdict(float)
-    states: dict[State, float] = {tuple(canvas): 1.0}
+    states: dict[State, float] = {asked.canvas: 1.0}
     while states:
         state, probability = states.popitem()
-        left = [i for i in blanks if state[i] is None]
-        if not left:
-            tokens = tuple(token for token in (state[i] for i in blanks) if token is not None)
+        tokens = written(state, blanks, asked.stops)
+        if tokens is not None:
             finished[tokens] += probability
             continue
-        open_now = reading.open_blanks(left, blanks)
-        laws = [reading.laws(state, i, sampling) for i in open_now]
-        for drawn in itertools.product(range(target.vocab), repeat=len(open_now)):
+        open_now = reading.open_blanks([i for i in blanks if state[i] is None], blanks)
+        laws = [reading.laws(state, i, asked, blanks) for i in open_now]
+        possible = [[token for token, p in enumerate(law) if p > 0] for law, _ in laws]
+        for drawn in itertools.product(*possible):
             chance = float(np.prod([law[token] for (law, _), token in zip(laws, drawn)]))
-            if chance > 0:
-                confidence = [model_law[token] for (_, model_law), token in zip(laws, drawn)]
-                best = int(np.argmax(confidence))
-                position = open_now[best]
-                after = (*state[:position], drawn[best], *state[position + 1 :])
-                states[after] = states.get(after, 0.0) + probability * chance
+            confidence = [model_law[token] for (_, model_law), token in zip(laws, drawn)]
+            best = int(np.argmax(confidence))
+            position = open_now[best]
+            after = (*state[:position], drawn[best], *state[position + 1 :])
+            states[after] = states.get(after, 0.0) + probability * chance
     return dict(finished)

@@ -210,7 +210,7 @@ class SequentialTest:
             for result in self._next_results(prompts, max_sequences):
                 p_TV = self._laws_along(reference, result)
                 for token, p_V, q_V in zip(result.token_ids, p_TV, drafter_laws(result, p_TV)):
-                    bets.see(token, p_V, q_V)
+                    bets.record(token, p_V, q_V)
                     self.tokens += 1
                     if bets.refuted:
                         return self.verdict("fails", bets)

@@ -68,5 +68,5 @@ def law_p_value(model: Model, results: Sequence[Result], temperature: float) -> 
     for result in results:
         laws_TV = laws_along(twin, result.prompt_ids, result.token_ids, sampling, model.eos)
         for token, p_V in zip(result.token_ids, laws_TV):
-            bets.see(token, p_V, None)
+            bets.record(token, p_V, None)
     return 0.0 if bets.impossible else min(1.0, 1 / bets.best)

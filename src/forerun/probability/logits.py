@@ -123,10 +123,10 @@ def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: S
     logits_LV = torch.where(
         seen_LV, torch.where(logits_LV > 0, logits_LV / r, logits_LV * r), logits_LV
     )
+    # A bool times a number would be float32, and round the penalty of a float64 law.
+    present_LV = (output_LV > 0).to(logits_LV.dtype)
     return (
-        logits_LV
-        - sampling.presence_penalty * (output_LV > 0)
-        - sampling.frequency_penalty * output_LV
+        logits_LV - sampling.presence_penalty * present_LV - sampling.frequency_penalty * output_LV
     )
 
 

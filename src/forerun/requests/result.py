@@ -87,7 +87,7 @@ class Result:
     finish_reason: str  # stop | length | cancelled | error
     method: str
     model: str
-    guarantee: str  # exact | greedy-exact | approximate
+    guarantee: str  # exact | approximate
     reference: str  # what the guarantee is relative to
     stats: Stats
     trace: list[Event] = field(repr=False)

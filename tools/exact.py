@@ -1,0 +1,162 @@
+"""Write the table of what `exact` covers in docs/certification.md, or --check it.
+
+Enumerated cells are read off the certification cases, CUDA cells off tests/gpu/checks.py. The rest
+is declared here with the test that does it, which must exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from forerun import registry  # noqa: E402
+from forerun.certify.cases import Case, standard_cases  # noqa: E402
+from forerun.certify.enumeration import family_of  # noqa: E402
+from forerun.families.any_subset import SubsetScorer  # noqa: E402
+from forerun.families.masked import CanvasFiller  # noqa: E402
+from tests.gpu import checks  # noqa: E402
+
+PAGE = ROOT / "docs" / "certification.md"
+START = "<!-- exact: tools/exact.py writes this part -->"
+END = "<!-- end of exact -->"
+
+ENUMERATED, STATISTICS, IDENTITY, NOT_COVERED, NOT_APPLICABLE = "E", "S", "I", "–", ""
+
+# Column -> the values with which a case covers it.
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "temperature 0": {"temperature": lambda value: value == 0},
+    "temperature": {"temperature": lambda value: value > 0 and value != 1},
+    "top-k": {"top_k": bool},
+    "top-p": {"top_p": lambda value: value < 1},
+    "min-p": {"min_p": bool},
+    "penalties": {
+        "repetition_penalty": lambda value: value != 1,
+        "presence_penalty": bool,
+        "frequency_penalty": bool,
+    },
+    "bias": {"logit_bias": bool},
+    "allowed tokens": {"allowed_tokens": bool},
+    "min_tokens": {"min_tokens": bool},
+    "stop tokens": {"stop_token_ids": bool},
+    "end token": {"eos": bool},
+}
+
+# What the tests do besides: the word, and the test that does it.
+FAST_IS_PLAIN = "tests/methods/test_jacobi.py::test_greedy_text_is_plain_decodings_text"
+SSD_IS_STEPWISE = (
+    "tests/families/test_masked.py::test_ssd_writes_what_stepwise_writes_in_no_more_forwards"
+)
+HOLDS = "tests/certify/test_testing.py::test_a_right_method_holds_with_the_power_that_was_asked_for"
+PLAIN = "tests/engine/test_engine.py::test_greedy_ar_is_what_transformers_generates"
+FLOAT32 = {
+    "ar": (IDENTITY, PLAIN),
+    "speculative": (STATISTICS, HOLDS),
+    "jacobi": (IDENTITY, FAST_IS_PLAIN),
+    "multiblock": (IDENTITY, FAST_IS_PLAIN),
+    "lookahead": (IDENTITY, FAST_IS_PLAIN),
+    "ssd": (IDENTITY, SSD_IS_STEPWISE),
+}
+CACHE_POLICIES = {"ssd": (IDENTITY, SSD_IS_STEPWISE)}
+
+
+def exact_methods() -> list[str]:
+    names = registry.BUILT_IN["methods"]
+    return [name for name in names if registry.method_named(name).guarantee == "exact"]
+
+
+def covers(cases: list[Case], wanted: dict[str, Any]) -> str:
+    """Enumerated if every parameter of a column has a case."""
+    found = [
+        any(name in case.keywords and is_set(case.keywords[name]) for case in cases)
+        for name, is_set in wanted.items()
+    ]
+    return ENUMERATED if all(found) else NOT_COVERED
+
+
+def models(name: str, cases: list[Case]) -> str:
+    """The families of the targets that a method is enumerated on."""
+    found = {}
+    for case in cases:
+        family = case.keywords.get("family") or family_of(name, case.keywords.get("mask"))
+        found[f"{family.name}, shifted" if family.shifted else family.name] = None
+    return "; ".join(found)
+
+
+def holes(name: str, cases: list[Case]) -> str:
+    """Texts with holes. Left-to-right and block models cannot look past one."""
+    needs = registry.method_named(name).needs
+    if not {SubsetScorer, CanvasFiller} & set(needs):
+        return NOT_APPLICABLE
+    return ENUMERATED if any(None in case.args[2] for case in cases) else NOT_COVERED
+
+
+def cache_policies(name: str, cases: list[Case]) -> str:
+    """Keys that are kept though they are stale: `cache` of masked decoding, `keep` of a draft."""
+    if any((case.keywords.get("method_options") or {}).get("keep") for case in cases):
+        return ENUMERATED
+    if "cache" not in registry.method_named(name).option_names():
+        return NOT_APPLICABLE
+    return CACHE_POLICIES.get(name, (NOT_COVERED, ""))[0]
+
+
+def on_cuda(name: str) -> str:
+    compared = {key.split()[0] for key in (*checks.METHODS, *checks.BLOCKS, *checks.FILLING)}
+    return IDENTITY if name in compared else NOT_COVERED
+
+
+def row(name: str) -> list[str]:
+    cases = standard_cases(name)
+    return [
+        f"`{name}`",
+        models(name, cases),
+        *(covers(cases, wanted) for wanted in PARAMETERS.values()),
+        holes(name, cases),
+        cache_policies(name, cases),
+        ENUMERATED,  # table models are float64, on a CPU
+        FLOAT32.get(name, (NOT_COVERED, ""))[0],
+        NOT_COVERED,
+        on_cuda(name),
+    ]
+
+
+def check_tests() -> None:
+    """Every test that is named here must exist."""
+    for _, test in {*FLOAT32.values(), *CACHE_POLICIES.values()}:
+        file, _, function = test.partition("::")
+        if f"def {function}(" not in (ROOT / file).read_text():
+            sys.exit(f"tools/exact.py names {test}, which does not exist.")
+
+
+def table() -> str:
+    check_tests()
+    last = ["holes", "stale keys", "float64", "float32", "16 bits", "CUDA"]
+    header = ["method", "models", *PARAMETERS, *last]
+    rows = [header, ["---"] * len(header), *(row(name) for name in exact_methods())]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+
+
+def rewritten(page: str) -> str:
+    before, rest = page.split(START)
+    after = rest.split(END)[1]
+    return f"{before}{START}\n\n{table()}\n\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
+    arguments = parser.parse_args()
+    page = PAGE.read_text()
+    wanted = rewritten(page)
+    if not arguments.check:
+        PAGE.write_text(wanted)
+    elif page != wanted:
+        sys.exit("docs/certification.md: the table is stale. Run: python tools/exact.py")
+
+
+if __name__ == "__main__":
+    main()
