@@ -1,6 +1,9 @@
 """What users see: prompts in every form, sampling parameters, streaming, clear errors."""
 
 import math
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 import forerun
 from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NoRoom, NotAble, TokenizerMismatch
-from tests.helpers import PROMPTS, fresh, model, network
+from tests.helpers import PROMPTS, fresh, model, network, settled
 
 
 def test_text_ids_and_batches_are_all_prompts(tiny_model):
@@ -164,7 +167,7 @@ def test_closing_a_stream_frees_its_lane():
     stream = m.stream("ABAB", max_tokens=100, allowed_tokens=[65, 66])
     next(stream)
     stream.close()
-    assert m.engine.free_lanes == [0] and not m.engine.busy
+    assert settled(m).engine.free_lanes == [0]
 
 
 def test_text_never_ends_in_half_a_character(tiny_model):
@@ -322,10 +325,11 @@ def test_a_stop_inside_an_accepted_draft_is_no_rejection():
 
 def test_closing_a_stream_that_never_started_cancels_it():
     m = fresh(lanes=1)
-    m.stream("ABAB", max_tokens=100).close()
-    assert not m.engine.busy
+    closed = m.stream("ABAB", max_tokens=100, ignore_eos=True)
+    closed.close()
+    assert settled(m) and closed.results[0].finish_reason == "cancelled"
     m.stream("ABAB", max_tokens=100)  # let go of at once
-    assert not m.engine.busy
+    assert settled(m).engine.free_lanes == [0]
 
 
 def test_an_interrupted_generate_leaves_nothing_running():
@@ -333,13 +337,17 @@ def test_an_interrupted_generate_leaves_nothing_running():
     original = m.backbone.forward
 
     def interrupt(batch, slots):
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)  # to the main thread, as Ctrl-C does
+        time.sleep(0.05)
+        return original(batch, slots)
 
     m.backbone.forward = interrupt
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        m.generate("x", max_tokens=50)
+        m.generate("x", max_tokens=50, ignore_eos=True)
+    assert time.monotonic() - began < 1
     m.backbone.forward = original
-    assert not m.engine.busy and m.engine.free_lanes == [0]
+    assert settled(m).engine.free_lanes == [0]
 
 
 def test_what_goes_wrong_while_decoding_one_prompt_is_raised():

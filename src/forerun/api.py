@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
 from forerun.engine.engine import Engine, MakeSampler
 from forerun.engine.host import Host
+from forerun.engine.loop import Driver, EngineThread, InCaller
 from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
@@ -102,7 +104,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
             lanes=lanes,
             graphs=graphs,
         )
-    return from_network(
+    made = from_network(
         loaded.network,
         loaded.tokenizer,
         name=model,
@@ -110,6 +112,9 @@ def load(  # noqa: PLR0913 - keywords of a public function
         max_context=max_context,
         graphs=graphs,
     )
+    if tensor_parallel:  # every process must take the same steps in the same order
+        made.driver = InCaller(made.engine)
+    return made
 
 
 def from_network(
@@ -170,7 +175,10 @@ def fitting(backbone: Backbone, family: Family, lanes: int) -> int:
 
 
 class Model:
-    """A model that is ready to decode. Not for use from several threads at once."""
+    """A model that is ready to decode, from any thread and in any event loop.
+
+    Its engine runs in a thread of its own; with `threaded=False`, whoever waits runs it.
+    """
 
     def __init__(  # noqa: PLR0913 - what a model is made of
         self,
@@ -184,6 +192,7 @@ class Model:
         context: int | None = None,
         graphs: bool | None = None,
         sampler: MakeSampler = Noise,
+        threaded: bool = True,
     ):
         self.name = name
         self.family = family
@@ -193,10 +202,15 @@ class Model:
         self.vocab = backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
         self.engine = Engine(self._lanes(lanes), sampler, graphs)
+        self.driver: Driver = InCaller(self.engine)
+        if threaded:
+            self.driver = EngineThread(self.engine, backbone.device)
+        self._adding = threading.RLock()  # models to the engine
+        self._host: Host | None = None
         self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
         self._draft_models: dict[str, Model] = {}
 
-    def twin(self, lanes: int = 1) -> Model:
+    def twin(self, lanes: int = 1, *, threaded: bool = True) -> Model:
         """The same weights behind an engine of their own."""
         return Model(
             self.name,
@@ -206,14 +220,41 @@ class Model:
             self.eos,
             lanes=lanes,
             context=self.context,
+            threaded=threaded,
         )
 
-    @cached_property
+    def close(self) -> None:
+        """End what still runs, with an error for whoever waits for it, and let go of the cache.
+        A closed model refuses further requests; closing it again does nothing."""
+        self.driver.close()
+        self.engine.hosts.clear()
+        self._host = None
+        self._draft_hosts.clear()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"{self.backbone.device}, {str(self.backbone.dtype).removeprefix('torch.')}"
+        return (
+            f"<forerun.Model '{self.name}': family '{self.family.name}', {where}, "
+            f"lanes={self.lanes}, max_context={self.context}>"
+        )
+
+    @property
     def host(self) -> Host:
         """This model's slots, made when they are first needed: a model that only drafts for another
         never needs its own."""
-        room = self.family.slots(self.context)
-        return self.engine.add_model(self.backbone, room, self.family.impossible_tokens)
+        if self._host is None:
+            with self._adding:
+                self._host = self._host or self._add(self.family, self.backbone, self.context)
+        return self._host
+
+    def _add(self, family: Family, backbone: Backbone, context: int) -> Host:
+        return self.engine.add_model(backbone, family.slots(context), family.impossible_tokens)
 
     @property
     def lanes(self) -> int:
@@ -277,7 +318,8 @@ class Model:
             **sampling_arguments(locals()),
             **method_options,
         )
-        return _served(jobs).outcome()
+        jobs.run()
+        return jobs.outcome()
 
     def generate_all(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
         """Decode a list of prompts. The first error is raised. The options are those of
@@ -364,7 +406,7 @@ class Model:
                     raise
                 result = failed_result(error, promise_of(request.method, self.name))
                 completions.append(Failed([result] * request.sampling.n))
-        return Jobs(self.engine, completions, several)
+        return Jobs(self.driver, completions, several)
 
     def _canvas(
         self, prompt: list[int] | ForerunError, sampling: Sampling, draft_model: Model | None
@@ -379,6 +421,19 @@ class Model:
                 shortest = draft_model
         room = room_after(prompt, shortest, sampling.max_tokens, sampling.min_tokens)
         return [*prompt, *[BLANK] * room]
+
+    async def agenerate(self, prompt: Any = None, **options: Any) -> Any:
+        """`generate` for an event loop, which goes on meanwhile. Cancelling the task cancels the
+        request."""
+        jobs = self.submit(prompt, **options)
+        await jobs.arun()
+        return jobs.outcome()
+
+    async def astream(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+        """`stream` for an event loop, which goes on between two pieces. Leaving the loop, or
+        cancelling the task, cancels the rest."""
+        async for piece in self.stream(prompt, **options):
+            yield piece
 
     def infill(  # noqa: PLR0913 - keywords of a public function
         self,
@@ -416,7 +471,8 @@ class Model:
             **sampling_arguments(locals()),
             **method_options,
         )
-        return _served(jobs).outcome()
+        jobs.run()
+        return jobs.outcome()
 
     def submit_infill(
         self,
@@ -444,7 +500,7 @@ class Model:
                     raise
                 promise = promise_of(request.method, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
-        return Jobs(self.engine, infillings, several)
+        return Jobs(self.driver, infillings, several)
 
     def infill_all(
         self, canvases: Sequence[Sequence[int | None]], **options: Any
@@ -504,8 +560,14 @@ class Model:
 
     def run_to_end(self, seq: Canvas, start: Callable[[], DecodingCoroutine]) -> None:
         """Run a coroutine on this model's engine until it returns; its error is raised."""
-        ticket = self.engine.submit(Ticket(seq, start))
-        self.engine.run()
+        over = threading.Event()
+        ticket = Ticket(seq, start)
+        ticket.on_change = lambda: over.set() if ticket.over else None
+        self.driver.submit([ticket])
+        try:
+            self.driver.wait(over)
+        finally:
+            self.driver.cancel(ticket)
         if ticket.error is not None:
             raise ticket.error
 
@@ -546,18 +608,20 @@ class Model:
     def draft_model(self, draft: str | Model | None, request: DecodeRequest | None = None) -> Model:
         """A draft model, loaded once, with lanes of its own in this model's engine; fit for what
         the request asks of it."""
-        model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
-        if request is not None:
-            check_draft_model(model, request)
-        if model not in self._draft_hosts:
-            family, backbone = translated(self, model)
-            context = min(self.context, model.context)
-            room = family.slots(context)
-            size = backbone.bytes_per_lane(room)
-            check_room(self.engine.lanes, context, size, backbone.device)
-            host = self.engine.add_model(backbone, room, family.impossible_tokens)
-            self._draft_hosts[model] = (family, host)
-        return model
+        with self._adding:
+            model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
+            if request is not None:
+                check_draft_model(model, request)
+            if model not in self._draft_hosts:
+                self._add_draft_model(model)
+            return model
+
+    def _add_draft_model(self, model: Model) -> None:
+        family, backbone = translated(self, model)
+        context = min(self.context, model.context)
+        size = backbone.bytes_per_lane(family.slots(context))
+        check_room(self.engine.lanes, context, size, backbone.device)
+        self._draft_hosts[model] = (family, self._add(family, backbone, context))
 
     def _loaded_draft(self, name: str) -> Model:
         if name not in self._draft_models:
@@ -580,18 +644,10 @@ def sampling_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in Sampling.names() if name in arguments}
 
 
-def _served(jobs: Jobs) -> Jobs:
-    """Serve all jobs. An interruption cancels those that are not over."""
-    try:
-        jobs.run()
-    finally:
-        jobs.cancel()
-    return jobs
-
-
 def _without_errors(jobs: Jobs) -> list[Result]:
     """All results of some jobs. The first error is raised."""
-    results = _served(jobs).results()
+    jobs.run()
+    results = jobs.results()
     for result in results:
         if result.error is not None:
             raise result.error

@@ -12,12 +12,12 @@ from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import Outcome
 from forerun.sequence.canvas import BLANK
-from tests.helpers import PROMPTS, fresh, model
+from tests.helpers import PROMPTS, fresh, model, settled, stepped
 
 
 def beside(start, **options):
     """A hostile method beside a plain request: (its result, the plain one's, the model)."""
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     bad = m.submit(PROMPTS[1], max_tokens=5)
     good = m.submit(PROMPTS[0], max_tokens=6, ignore_eos=True, **options)
     job = bad.jobs[0]
@@ -44,11 +44,11 @@ def test_an_abandoned_stream_is_cancelled_between_steps():
         finally:
             gc.set_threshold(700, 10, 10)
     gc.collect()
-    assert m.engine.free_lanes == [0, 1, 2] and not m.engine.busy
+    assert settled(m).engine.free_lanes == [0, 1, 2]
 
 
 def test_cancelling_in_the_middle_of_a_step_is_applied_after_it():
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     first = m.submit(PROMPTS[0], max_tokens=9, ignore_eos=True)
     second = m.submit(PROMPTS[1], max_tokens=9, ignore_eos=True)
     forward = m.backbone.forward
@@ -72,7 +72,8 @@ def test_ancestral_decoding_gives_a_seed_the_same_text_in_any_company(kind):
     how = dict(method="ancestral", steps=4, temperature=1.0, ignore_eos=True)
     for seed in range(4):
         jobs = [m.submit(PROMPTS[i], max_tokens=5 + 3 * i, seed=seed, **how) for i in range(3)]
-        m.engine.run()
+        for job in jobs:
+            job.run()
         for i, job in enumerate(jobs):
             expected = m.generate(PROMPTS[i], max_tokens=5 + 3 * i, seed=seed, **how).token_ids
             assert job.results()[0].token_ids == expected
@@ -111,7 +112,7 @@ def test_a_method_that_awaits_while_it_is_closed_frees_its_lane():
         finally:
             await target.next_law(seq)
 
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     cancelled = m.submit(PROMPTS[1], max_tokens=5)
     job = cancelled.jobs[0]
     job.ticket.start = lambda: stubborn(job.seq, m.handle())

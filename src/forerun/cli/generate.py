@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "zoo:ar"
 
+LOOKS_EVERY = 0.1  # seconds, for the progress bar
+
 app = typer.Typer(add_completion=False)
 
 
@@ -128,8 +130,7 @@ def _decode_all(jobs: Jobs) -> None:
     )
     with Progress(*columns, console=stderr_console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs), tokens=0)
-        while jobs.finished < len(jobs):
-            jobs.step()
+        while not jobs.wait(LOOKS_EVERY):
             progress.update(task, completed=jobs.finished, tokens=jobs.tokens)
 
 

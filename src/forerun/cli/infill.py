@@ -32,6 +32,8 @@ EDITOR_KEYS = ("prefix", "suffix", "max_tokens")
 
 TextWithHoles = str | dict[str, object]  # with markers, or prefix, suffix and max_tokens
 
+LOOKS_EVERY = 0.1  # seconds, for the progress bar
+
 app = typer.Typer(add_completion=False)
 
 
@@ -120,8 +122,7 @@ def _decode_all(jobs: Jobs) -> bool:
     try:
         with Progress(console=stderr_console, transient=True) as progress:
             task = progress.add_task("filling …", total=jobs.blanks)
-            while jobs.finished < len(jobs):
-                jobs.step()
+            while not jobs.wait(LOOKS_EVERY):
                 progress.update(task, completed=jobs.tokens)
     except KeyboardInterrupt:
         jobs.cancel()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
 from forerun.drafters.base import Drafter
-from forerun.engine.engine import Engine
-from forerun.engine.ticket import DecodingCoroutine, Ticket
+from forerun.engine.loop import Driver
+from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
 from forerun.errors import ForerunError
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
@@ -43,6 +46,7 @@ class Job:
         self.request = request
         self.drafter = drafter
         self.prompt = [token for token in canvas if token != BLANK]
+        self.streams = streams
         self.stopped_by: str | int | None = None
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
@@ -90,12 +94,14 @@ class Job:
         self.detokenizer.finish()
         return self.detokenizer
 
-    def cancel(self) -> None:
-        self.model.engine.cancel(self.ticket)
+    def fail(self, error: Exception) -> None:
+        """It is over, and its text cannot be made."""
+        self.ticket.error = self.ticket.error or error
+        self.seq.finish_reason = "error"
+        self.detokenizer = Detokenizer(lambda tokens: "")
 
     def result(self) -> Result:
-        """The result. A job that is not over yet is cancelled and gives what there is."""
-        self.cancel()
+        """The result of a job that is over."""
         ticket = self.ticket
         seq = self.seq
         ended = ticket.ended or 0.0
@@ -167,76 +173,78 @@ class Failed:
 class Jobs:
     """Some requests being served.
 
-    Iterating serves them and yields (index, piece of text) where text was asked for; `async for`
-    does the same and lets other tasks run between two steps. A failed request has a result in
-    place of its jobs.
+    Iterating yields (index, piece of text) where text was asked for, until all are over; `async
+    for` does the same. Any number of threads may wait for them, one may iterate. A failed request
+    has a result in place of its jobs.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[RequestJobs], several: bool):
-        self.engine = engine
+    def __init__(self, driver: Driver, requests: Sequence[RequestJobs], several: bool):
+        self.driver = driver
         self.requests = requests
         self.several = several  # does the caller expect a list?
         self.jobs: list[Job | Result] = []
         for request in requests:
             self.jobs += request.jobs or request.results()
-        self._changed: deque[int] = deque()
         self._shown = [0] * len(self.jobs)  # characters of each that were yielded
-        self._unfinished: set[int] = set()
+        self._events: SimpleQueue[tuple[int, str] | None] = SimpleQueue()  # None: all are over
+        self._over = threading.Event()
+        self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
+        self._unfinished = set()
         for index, job in enumerate(self.jobs):
             if isinstance(job, Job):
-                self._watch(index, job)
                 self._unfinished.add(index)
-                engine.submit(job.ticket)
+                job.ticket.on_change = partial(self._changed, index, job)
+        if self._unfinished:
+            driver.submit([job.ticket for job in self._real_jobs()])
+        else:
+            self._finish()
 
-    def _watch(self, index: int, job: Job) -> None:
-        job.ticket.on_change = lambda: self._changed.append(index)
+    def _changed(self, index: int, job: Job) -> None:
+        """A job has grown or ended. Called where the engine is stepped: it must not wait."""
+        piece = self._new_text(index, job) if job.streams else ""
+        if piece:
+            self._events.put((index, piece))
+        if job.over:
+            self._unfinished.discard(index)
+            if not self._unfinished:
+                self._finish()
+        if piece or not self._unfinished:
+            self._wake()
+
+    def _finish(self) -> None:
+        self._events.put(None)
+        self._over.set()
+
+    def _new_text(self, index: int, job: Job) -> str:
+        try:
+            text = job.safe_text
+        except Exception as error:  # of a tokenizer: the request fails, not the engine
+            job.fail(error)
+            return ""
+        start = self._shown[index]
+        self._shown[index] = len(text)
+        return text[start:]
 
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def step(self) -> None:
-        """One step of the engine: a forward, or a batch of draws."""
-        self.engine.step()
-
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        while True:
-            yield from self._pieces()
-            if self._waits_for_nothing():
-                return
-            self.step()
+        while (event := self.driver.next_event(self._events)) is not None:
+            yield event
+        self._events.put(None)  # for whoever iterates again
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        arrived = asyncio.Event()
+        self._wake = partial(wake, asyncio.get_running_loop(), arrived)
         while True:
-            for piece in self._pieces():
-                yield piece
-            if self._waits_for_nothing():
-                return
-            self.step()
-            await asyncio.sleep(0)
-
-    def _waits_for_nothing(self) -> bool:
-        """Are all over, or did somebody else serve them?"""
-        return not self._unfinished or not self.engine.busy
-
-    def _pieces(self) -> Iterator[tuple[int, str]]:
-        """New text of the jobs that have changed."""
-        while self._changed:
-            index = self._changed.popleft()
-            job = self.jobs[index]
-            assert isinstance(job, Job)
-            if job.over:
-                self._unfinished.discard(index)
-            piece = self._new_text(index, job)
-            if piece:
-                yield index, piece
-
-    def _new_text(self, index: int, job: Job) -> str:
-        if job.detokenizer is None:
-            return ""
-        text = job.safe_text
-        start = self._shown[index]
-        self._shown[index] = len(text)
-        return text[start:]
+            arrived.clear()  # before looking: what comes after the look sets it again
+            while not self._events.empty():
+                event = self._events.get()
+                if event is None:
+                    self._events.put(None)
+                    return
+                yield event
+            await self.driver.arrival(arrived)
 
     @property
     def finished(self) -> int:
@@ -256,16 +264,30 @@ class Jobs:
     def _real_jobs(self) -> list[Job]:
         return [job for job in self.jobs if isinstance(job, Job)]
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all jobs are over, or for so many seconds. Whether they are."""
+        return self.driver.wait(self._over, timeout)
+
     def run(self) -> None:
-        """Serve until all jobs are over."""
-        for _ in self:
-            pass
+        """Wait until all jobs are over. An interruption cancels those that are not."""
+        try:
+            self.wait()
+        finally:
+            self.cancel()
+
+    async def arun(self) -> None:
+        """Wait for all jobs without blocking the event loop. Cancelling the task cancels them."""
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self.cancel()
 
     def cancel(self, index: int | None = None) -> None:
-        """End one job, or all of them, now."""
+        """Ask for the end of one job, or of all of them; it comes before the engine's next step."""
         for i, job in enumerate(self.jobs):
-            if isinstance(job, Job) and index in (None, i):
-                job.cancel()
+            if isinstance(job, Job) and not job.over and index in (None, i):
+                self.driver.cancel(job.ticket)
 
     def results(self) -> list[Result]:
         """All results. Jobs that are not over are cancelled and give what there is."""
@@ -273,6 +295,8 @@ class Jobs:
 
     def results_by_request(self) -> list[Sequence[Result]]:
         """The results of each request."""
+        self.cancel()
+        self.wait()
         return [request.results() for request in self.requests]
 
     def only_result(self) -> Result:
@@ -285,6 +309,11 @@ class Jobs:
     def outcome(self) -> Result | list[Result]:
         """What the caller expects: a list, or one result whose error is raised."""
         return self.results() if self.several else self.only_result()
+
+
+def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(arrived.set)
 
 
 class Stream:
@@ -307,8 +336,11 @@ class Stream:
         return (index, piece) if self.jobs.several else piece
 
     async def __aiter__(self) -> AsyncIterator[str | tuple[int, str]]:
-        async for index, piece in self.jobs:
-            yield (index, piece) if self.jobs.several else piece
+        try:
+            async for index, piece in self.jobs:
+                yield (index, piece) if self.jobs.several else piece
+        finally:
+            self.close()
         self._raise_error()
 
     def _raise_error(self) -> None:
