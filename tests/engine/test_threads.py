@@ -78,7 +78,7 @@ def test_closing_ends_what_runs_with_an_error():
     m.close()
     for jobs in (running, waiting):
         with pytest.raises(EngineStopped, match="closed"):
-            jobs.only_result()
+            jobs.outcome()
 
 
 def slow(m, seconds=0.02):
@@ -100,7 +100,7 @@ def test_a_failure_of_the_engine_itself_reaches_everyone():
     for jobs in both:
         with pytest.raises(EngineStopped, match="ZeroDivisionError"):
             jobs.run()
-            jobs.only_result()
+            jobs.outcome()
     with pytest.raises(EngineStopped, match="ZeroDivisionError") as told:
         m.generate("x", **HOW)
     assert isinstance(told.value.__cause__, ZeroDivisionError)
@@ -267,11 +267,13 @@ def test_a_model_that_never_decoded_works_after_a_fork():
 
 def test_the_interpreter_exits_while_a_request_runs():
     code = """
-import torch; torch.set_num_threads(1)
-import forerun
-m = forerun.load("tiny", lanes=1)
-stream = m.stream("x", max_tokens=100, ignore_eos=True)
-next(stream)
+from forerun.api import Model
+from forerun.backbones.table import TableBackbone
+from forerun.families.causal import Causal
+model = Model("table", Causal(), TableBackbone(4, context=1000), lanes=1)
+jobs = model.submit([1], max_tokens=900)
+while not jobs.tokens:
+    pass
 raise SystemExit(3)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

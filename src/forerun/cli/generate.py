@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "zoo:ar"
 
-LOOKS_EVERY = 0.1  # seconds, for the progress bar
-
 app = typer.Typer(add_completion=False)
 
 
@@ -130,8 +128,7 @@ def _decode_all(jobs: Jobs) -> None:
     )
     with Progress(*columns, console=stderr_console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs), tokens=0)
-        while not jobs.wait(LOOKS_EVERY):
-            progress.update(task, completed=jobs.finished, tokens=jobs.tokens)
+        jobs.run(lambda done, _: progress.update(task, completed=done, tokens=jobs.tokens))
 
 
 def _print(result: Result, index: int, as_json: bool, live: bool) -> None:

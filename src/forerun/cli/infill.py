@@ -32,8 +32,6 @@ EDITOR_KEYS = ("prefix", "suffix", "max_tokens")
 
 TextWithHoles = str | dict[str, object]  # with markers, or prefix, suffix and max_tokens
 
-LOOKS_EVERY = 0.1  # seconds, for the progress bar
-
 app = typer.Typer(add_completion=False)
 
 
@@ -122,10 +120,8 @@ def _decode_all(jobs: Jobs) -> bool:
     try:
         with Progress(console=stderr_console, transient=True) as progress:
             task = progress.add_task("filling …", total=jobs.blanks)
-            while not jobs.wait(LOOKS_EVERY):
-                progress.update(task, completed=jobs.tokens)
+            jobs.run(lambda *_: progress.update(task, completed=jobs.tokens))
     except KeyboardInterrupt:
-        jobs.cancel()
         return True
     return False
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
@@ -21,7 +23,13 @@ from forerun.requests.detokenizer import Detokenizer
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
+from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
 from forerun.sequence.canvas import BLANK, Canvas
+from forerun.sequence.logprobs import TokenLogprob
+
+Progress = bool | Callable[[int, int], object] | None
+
+LOOKS_EVERY = 0.1  # seconds, for those who want to see progress
 
 
 class Job:
@@ -122,9 +130,13 @@ class Job:
             trace=seq.trace.events,
             prompt_ids=self.prompt,
             stopped_by=self.stopped_by,
-            logprobs=seq.logprobs.entries if seq.logprobs.wanted else None,
+            logprobs=self._logprobs(),
             error=ticket.error,
         )
+
+    def _logprobs(self) -> list[TokenLogprob] | None:
+        record = self.seq.logprobs
+        return with_texts(self.model, record.entries) if record.wanted else None
 
 
 def failed_result(error: ForerunError, promise: Promise) -> Result:
@@ -146,21 +158,42 @@ class RequestJobs(Protocol):
     @property
     def jobs(self) -> Sequence[Job]: ...
 
+    @property
+    def scoring(self) -> Scoring | None:
+        """What is to be found out about the prompt, if anything is."""
+
     def results(self) -> Sequence[Result]: ...
 
 
 class Completion:
     """One prompt: a job for each sample."""
 
-    def __init__(self, jobs: Sequence[Job]):
+    def __init__(self, jobs: Sequence[Job], prompt_logprobs: int | None = None):
         self.jobs = jobs
+        self.prompt = jobs[0].prompt
+        self.told = prompt_logprobs is not None
+        self.scoring = None
+        if prompt_logprobs is not None:
+            self.scoring = scoring_of_prompt(jobs[0].model, self.prompt, prompt_logprobs)
 
     def results(self) -> list[Result]:
-        return [job.result() for job in self.jobs]
+        results = [job.result() for job in self.jobs]
+        if not self.told:
+            return results
+        found = self.scoring.entries if self.scoring is not None else []
+        entries = with_texts(self.jobs[0].model, found)
+        unknown = [None] * (len(self.prompt) - len(entries))
+        error = self.scoring.ticket.error if self.scoring else None
+        return [
+            replace(one, prompt_logprobs=[*unknown, *entries], error=one.error or error)
+            for one in results
+        ]
 
 
 class Failed:
     """A request that cannot be decoded."""
+
+    scoring = None
 
     def __init__(self, results: Sequence[Result]):
         self.jobs: Sequence[Job] = ()
@@ -178,10 +211,17 @@ class Jobs:
     has a result in place of its jobs.
     """
 
-    def __init__(self, driver: Driver, requests: Sequence[RequestJobs], several: bool):
+    def __init__(
+        self,
+        driver: Driver,
+        requests: Sequence[RequestJobs],
+        several: bool,
+        raise_errors: bool = False,
+    ):
         self.driver = driver
         self.requests = requests
         self.several = several  # does the caller expect a list?
+        self.raise_errors = raise_errors or not several
         self.jobs: list[Job | Result] = []
         for request in requests:
             self.jobs += request.jobs or request.results()
@@ -189,31 +229,41 @@ class Jobs:
         self._events: SimpleQueue[tuple[int, str] | None] = SimpleQueue()  # None: all are over
         self._over = threading.Event()
         self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
-        self._unfinished = set()
+        self._tickets: list[Ticket] = []
         for index, job in enumerate(self.jobs):
             if isinstance(job, Job):
-                self._unfinished.add(index)
                 job.ticket.on_change = partial(self._changed, index, job)
-        if self._unfinished:
-            driver.submit([job.ticket for job in self._real_jobs()])
+                self._tickets.append(job.ticket)
+        for scoring in [request.scoring for request in requests]:
+            if scoring is not None:
+                scoring.ticket.on_change = partial(self._ended, scoring.ticket)
+                self._tickets.append(scoring.ticket)
+        self._unfinished = set(self._tickets)
+        if self._tickets:
+            driver.submit(self._tickets)
         else:
             self._finish()
 
+    # What follows up to `_finish` is called where the engine is stepped: it must not wait.
+
     def _changed(self, index: int, job: Job) -> None:
-        """A job has grown or ended. Called where the engine is stepped: it must not wait."""
+        """A job has grown or ended."""
         piece = self._new_text(index, job) if job.streams else ""
         if piece:
             self._events.put((index, piece))
-        if job.over:
-            self._unfinished.discard(index)
-            if not self._unfinished:
-                self._finish()
-        if piece or not self._unfinished:
             self._wake()
+        if job.over:
+            self._ended(job.ticket)
+
+    def _ended(self, ticket: Ticket) -> None:
+        self._unfinished.discard(ticket)
+        if not self._unfinished:
+            self._finish()
 
     def _finish(self) -> None:
         self._events.put(None)
         self._over.set()
+        self._wake()
 
     def _new_text(self, index: int, job: Job) -> str:
         try:
@@ -268,10 +318,17 @@ class Jobs:
         """Wait until all jobs are over, or for so many seconds. Whether they are."""
         return self.driver.wait(self._over, timeout)
 
-    def run(self) -> None:
-        """Wait until all jobs are over. An interruption cancels those that are not."""
+    def run(self, progress: Progress = None) -> None:
+        """Wait until all jobs are over. An interruption cancels those that are not. `progress` is
+        called with (how many are over, of how many) as they come; True shows a bar."""
         try:
-            self.wait()
+            if not progress:
+                self.wait()
+                return
+            with reporting(progress) as report:
+                while not self.wait(LOOKS_EVERY):
+                    report(self.finished, len(self))
+                report(len(self), len(self))
         finally:
             self.cancel()
 
@@ -285,9 +342,11 @@ class Jobs:
 
     def cancel(self, index: int | None = None) -> None:
         """Ask for the end of one job, or of all of them; it comes before the engine's next step."""
-        for i, job in enumerate(self.jobs):
-            if isinstance(job, Job) and not job.over and index in (None, i):
-                self.driver.cancel(job.ticket)
+        job = self.jobs[index] if index is not None else None
+        tickets = self._tickets if job is None else [job.ticket] if isinstance(job, Job) else []
+        for ticket in tickets:
+            if not ticket.over:
+                self.driver.cancel(ticket)
 
     def results(self) -> list[Result]:
         """All results. Jobs that are not over are cancelled and give what there is."""
@@ -299,16 +358,40 @@ class Jobs:
         self.wait()
         return [request.results() for request in self.requests]
 
-    def only_result(self) -> Result:
-        """The result of a single job; its error is raised."""
-        [result] = self.results()
-        if result.error is not None:
-            raise result.error
-        return result
-
     def outcome(self) -> Result | list[Result]:
-        """What the caller expects: a list, or one result whose error is raised."""
-        return self.results() if self.several else self.only_result()
+        """What the caller expects: a list, or one result. An error of a single request is raised,
+        and so is the first of several if the caller asked for it; otherwise a warning counts
+        them."""
+        results = self.results()
+        failed = [i for i, result in enumerate(results) if result.error is not None]
+        if failed:
+            first = results[failed[0]].error
+            assert first is not None
+            if self.raise_errors:
+                raise first
+            warnings.warn(
+                f"{len(failed)} of {len(results)} results have an error; the first, of result "
+                f"{failed[0]}: {first} (raise_errors=True raises it)",
+                stacklevel=3,
+            )
+        return results if self.several else results[0]
+
+
+@contextmanager
+def reporting(progress: Progress) -> Iterator[Callable[[int, int], object]]:
+    """What is to be called as results come; for True, it moves a bar."""
+    if callable(progress):
+        yield progress
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(unit="result") as bar:
+
+        def move(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done - bar.n)
+
+        yield move
 
 
 def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
@@ -322,6 +405,7 @@ class Stream:
     def __init__(self, jobs: Jobs):
         self.jobs = jobs
         self._pieces = iter(jobs)
+        self._reported = False
 
     def __iter__(self) -> Stream:
         return self
@@ -331,7 +415,7 @@ class Stream:
         try:
             index, piece = next(self._pieces)
         except StopIteration:
-            self._raise_error()
+            self._report_errors()
             raise
         return (index, piece) if self.jobs.several else piece
 
@@ -341,12 +425,13 @@ class Stream:
                 yield (index, piece) if self.jobs.several else piece
         finally:
             self.close()
-        self._raise_error()
+        self._report_errors()
 
-    def _raise_error(self) -> None:
-        """The error of a single request is the caller's."""
-        if not self.jobs.several:
-            self.jobs.only_result()
+    def _report_errors(self) -> None:
+        """Raise an error, or warn of several, once all pieces are out."""
+        if not self._reported:
+            self._reported = True
+            self.jobs.outcome()
 
     def close(self) -> None:
         self.jobs.cancel()
