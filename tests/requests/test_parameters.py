@@ -1,11 +1,13 @@
 """Parameters may be objects, and may differ from prompt to prompt."""
 
+import re
 from dataclasses import dataclass, field
 
 import pytest
 
 import forerun
 from forerun.backbones.table import TableBackbone
+from forerun.certify.cases import standard_cases
 from forerun.certify.enumeration import certify_case
 from forerun.drafters.lookup import LookupDrafter
 from forerun.errors import BadOption
@@ -14,7 +16,7 @@ from forerun.methods.speculative import SpeculativeOptions, speculative
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.sequence.canvas import Canvas
-from tests.helpers import PROMPTS, fresh, model
+from tests.helpers import PROMPTS, ROOT, fresh, model
 
 HOW = dict(max_tokens=8, ignore_eos=True)
 
@@ -41,6 +43,18 @@ def test_a_method_of_a_plain_file_is_a_method():
         assert {event.reason for event in r.trace} == {"found"}
         case = dict(eos=(2,), max_tokens=3, temperature=0.8)
         assert certify_case(method, TableBackbone(3, seed=1), [0, 1], **case).holds
+
+
+def test_the_example_of_the_page_runs_from_a_plain_file(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    source, use, proof = blocks[:3]
+    assert '@method("echo"' in source and "certify_case" in proof
+    (tmp_path / "echo.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(use, {})
+    exec(proof, {})
+    assert standard_cases("echo")[0]().holds
 
 
 def test_a_built_in_name_stays_built_in():
