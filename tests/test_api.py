@@ -218,6 +218,7 @@ class TestNothingIsPossible:
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     @pytest.mark.parametrize("method", ["ar", "lookup"])
+    @pytest.mark.filterwarnings("ignore:.* have an error")
     def test_logits_that_are_no_numbers_fail_alone(self, method, temperature):
         m = fresh(lanes=2)
         expected = m.generate(
@@ -430,6 +431,7 @@ class TestBadInput:
             lambda: tiny_model.generate([1] * 100, max_tokens=100),
         )
 
+    @pytest.mark.filterwarnings("ignore:.* have an error")
     def test_an_empty_prompt_and_a_draft_that_needs_one(self):
         target = forerun.load("tiny:block", lanes=2, max_context=64)
         how = dict(method="speculative", draft="tiny:llama", max_tokens=4, ignore_eos=True)
@@ -461,6 +463,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "prompt", [5, b"hello", {"a": 1}, [True, False], [1.5], None], ids=repr
     )
+    @pytest.mark.filterwarnings("ignore:.* have an error")
     def test_a_prompt_of_the_wrong_kind(self, tiny_model, prompt):
         with pytest.raises(BadOption, match="prompt"):
             results = tiny_model.generate(prompt, max_tokens=2)
@@ -554,6 +557,7 @@ class TestBadInput:
         with pytest.raises(NotAble, match=r"'paint'.*fills blanks.*'ar'"):
             paint.check(tiny_model.family, tiny_model.name)
 
+    @pytest.mark.filterwarnings("ignore:.* have an error")
     def test_in_a_batch_one_bad_request_fails_alone(self, tiny_model):
         good, empty, long, also_good = tiny_model.generate(
             ["hi", "", [1] * 500, "ho"], max_tokens=4, ignore_eos=True

@@ -562,6 +562,7 @@ class Model:
         """Have texts with holes filled, and return at once."""
         check_infill(self, options)
         request, draft_model = self._plan(method or self.family.default_method, draft, **options)
+        check_infill(self, vars(request.sampling))
         texts = read_texts(text, token_ids)
         several = texts.several or request.sampling.n > 1
         make_drafter = partial(self._drafter, request, draft_model)

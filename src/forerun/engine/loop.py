@@ -255,4 +255,5 @@ def _stop_all() -> None:
 
 
 atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_running.clear)
+if hasattr(os, "register_at_fork"):  # not on every system
+    os.register_at_fork(after_in_child=_running.clear)
