@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 import forerun
 from forerun.api import Model
 from forerun.checkpoints import tiny
+from forerun.engine.loop import InCaller
 from forerun.options import Sampling
 from forerun.sequence.canvas import BLANK
 
@@ -57,6 +59,21 @@ def fresh(
 def _model(arch, dtype, seed, lanes, name, **changes) -> Model:
     built = tiny.build(arch, seed, dtype, **changes)
     return forerun.from_network(built, tiny.tokenizer(), name=name, lanes=lanes, max_context=160)
+
+
+def stepped(m: Model) -> Model:
+    """A model whose engine is stepped by hand, or by whoever waits: no thread does it."""
+    m.driver = InCaller(m.engine)
+    return m
+
+
+def settled(m: Model, seconds: float = 10) -> Model:
+    """Wait until a model's engine has nothing to do: cancelling is a message."""
+    deadline = time.monotonic() + seconds
+    while m.engine.busy and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not m.engine.busy, "still busy"
+    return m
 
 
 def tokens_of(results):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
 from forerun.engine.engine import Engine, MakeSampler
 from forerun.engine.host import Host
+from forerun.engine.loop import Driver, EngineThread, InCaller
 from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
@@ -26,7 +28,8 @@ from forerun.families.base import ChainScorer, Family, ModelHandle
 from forerun.options import Sampling, check_whole
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
-from forerun.registry import family_for
+from forerun.registry import Method, family_for
+from forerun.requests.chat import Chat
 from forerun.requests.infill import (
     Infilled,
     Infilling,
@@ -39,21 +42,40 @@ from forerun.requests.infill import (
     piece_ids,
     read_texts,
 )
-from forerun.requests.jobs import Completion, Failed, Job, Jobs, RequestJobs, Stream, failed_result
+from forerun.requests.jobs import (
+    Completion,
+    Failed,
+    Job,
+    Jobs,
+    Progress,
+    RequestJobs,
+    Stream,
+    failed_result,
+)
 from forerun.requests.model import Tokenizer
-from forerun.requests.prompts import Message, check_not_empty, parse_prompts, room_after
+from forerun.requests.prompts import (
+    Message,
+    check_not_empty,
+    encode,
+    parse_prompts,
+    room_after,
+)
 from forerun.requests.request import (
     DecodeRequest,
     check_draft_model,
     check_request,
+    for_each_prompt,
     parse_request,
 )
 from forerun.requests.result import Result, promise_of
+from forerun.requests.scoring import Score, check_scores, scorings
 from forerun.sequence.canvas import BLANK, Canvas
 
 Prompt = str | Sequence[int]
-Chat = Sequence[Message]
+Messages = Sequence[Message]
 
+# What a checkpoint may recommend of how to sample.
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DEFAULT_LANES = 8
 STEP = 256  # tokens; contexts that memory decides on are multiples of it
 # for models that know only distances, such as XLNet, unless max_context says otherwise
@@ -102,7 +124,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
             lanes=lanes,
             graphs=graphs,
         )
-    return from_network(
+    made = from_network(
         loaded.network,
         loaded.tokenizer,
         name=model,
@@ -110,6 +132,10 @@ def load(  # noqa: PLR0913 - keywords of a public function
         max_context=max_context,
         graphs=graphs,
     )
+    made.generation_config = getattr(loaded.network, "generation_config", None)
+    if tensor_parallel:  # every process must take the same steps in the same order
+        made.driver = InCaller(made.engine)
+    return made
 
 
 def from_network(
@@ -169,8 +195,18 @@ def fitting(backbone: Backbone, family: Family, lanes: int) -> int:
     )
 
 
+class DecodePlan(NamedTuple):
+    """How a prompt is to be decoded, and with which draft model."""
+
+    request: DecodeRequest
+    draft_model: Model | None
+
+
 class Model:
-    """A model that is ready to decode. Not for use from several threads at once."""
+    """A model that is ready to decode, from any thread and in any event loop.
+
+    Its engine runs in a thread of its own; with `threaded=False`, whoever waits runs it.
+    """
 
     def __init__(  # noqa: PLR0913 - what a model is made of
         self,
@@ -184,6 +220,7 @@ class Model:
         context: int | None = None,
         graphs: bool | None = None,
         sampler: MakeSampler = Noise,
+        threaded: bool = True,
     ):
         self.name = name
         self.family = family
@@ -193,10 +230,16 @@ class Model:
         self.vocab = backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
         self.engine = Engine(self._lanes(lanes), sampler, graphs)
+        self.driver: Driver = InCaller(self.engine)
+        if threaded:
+            self.driver = EngineThread(self.engine, backbone.device)
+        self._adding = threading.RLock()  # models to the engine
+        self.generation_config: Any = None  # of `transformers`, where the checkpoint has one
+        self._host: Host | None = None
         self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
         self._draft_models: dict[str, Model] = {}
 
-    def twin(self, lanes: int = 1) -> Model:
+    def twin(self, lanes: int = 1, *, threaded: bool = True) -> Model:
         """The same weights behind an engine of their own."""
         return Model(
             self.name,
@@ -206,14 +249,41 @@ class Model:
             self.eos,
             lanes=lanes,
             context=self.context,
+            threaded=threaded,
         )
 
-    @cached_property
+    def close(self) -> None:
+        """End what still runs, with an error for whoever waits for it, and let go of the cache.
+        A closed model refuses further requests; closing it again does nothing."""
+        self.driver.close()
+        self.engine.hosts.clear()
+        self._host = None
+        self._draft_hosts.clear()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"{self.backbone.device}, {str(self.backbone.dtype).removeprefix('torch.')}"
+        return (
+            f"<forerun.Model '{self.name}': family '{self.family.name}', {where}, "
+            f"lanes={self.lanes}, max_context={self.context}>"
+        )
+
+    @property
     def host(self) -> Host:
         """This model's slots, made when they are first needed: a model that only drafts for another
         never needs its own."""
-        room = self.family.slots(self.context)
-        return self.engine.add_model(self.backbone, room, self.family.impossible_tokens)
+        if self._host is None:
+            with self._adding:
+                self._host = self._host or self._add(self.family, self.backbone, self.context)
+        return self._host
+
+    def _add(self, family: Family, backbone: Backbone, context: int) -> Host:
+        return self.engine.add_model(backbone, family.slots(context), family.impossible_tokens)
 
     @property
     def lanes(self) -> int:
@@ -240,9 +310,10 @@ class Model:
         self,
         prompt: Prompt | Sequence[Prompt] | None = None,
         *,
-        messages: Chat | Sequence[Chat] | None = None,
-        method: str | None = None,
+        messages: Messages | Sequence[Messages] | None = None,
+        method: str | Method | Sequence[str | Method] | None = None,
         draft: str | Model | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -260,24 +331,33 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
-        **method_options: Any,
+        progress: Progress = None,
+        **options: Any,
     ) -> Any:
-        """Decode a prompt (text or token ids), a list of them, or chat `messages=`.
+        """Decode a prompt (text, token ids or chat messages), a list of them, or `messages=`.
 
         One prompt gives a `Result`. Several prompts, or n above 1, give a list, the n samples of a
         prompt next to each other; there a prompt that cannot be decoded gives a Result with
-        `error`, and the others are not harmed. The sampling parameters are those of `Sampling`;
-        `method_options` are the options of the method and its drafter.
+        `error`, the others are not harmed, and a warning counts the errors. `raise_errors=True`
+        raises the first instead.
+
+        The sampling parameters are those of `Sampling`; `sampling=` takes them together. With a
+        list of prompts, `method`, `draft`, `sampling`, `options` and all parameters that are
+        single numbers may be lists as well, with one value for each prompt. `progress` is called
+        with (results so far, of how many); True shows a bar. `options` are the options of the
+        method and its drafter, and those of `submit`.
         """
         jobs = self.submit(
             prompt,
             messages=messages,
             method=method,
             draft=draft,
+            sampling=sampling,
             **sampling_arguments(locals()),
-            **method_options,
+            **options,
         )
-        return _served(jobs).outcome()
+        jobs.run(progress)
+        return jobs.outcome()
 
     def generate_all(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
         """Decode a list of prompts. The first error is raised. The options are those of
@@ -288,9 +368,10 @@ class Model:
         self,
         prompt: Prompt | Sequence[Prompt] | None = None,
         *,
-        messages: Chat | Sequence[Chat] | None = None,
-        method: str | None = None,
+        messages: Messages | Sequence[Messages] | None = None,
+        method: str | Method | Sequence[str | Method] | None = None,
         draft: str | Model | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
         max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -308,63 +389,98 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
-        **method_options: Any,
+        **options: Any,
     ) -> Stream:
         """Text as it is decided, piece by piece; for several prompts, pairs (index, piece).
 
-        Iterate with `for` or `async for`. `close` cancels the rest. The arguments are those of
-        `generate`.
+        Iterate with `for` or `async for`. `close` cancels the rest. An error of one of several
+        prompts is told by a warning at the end, or raised there with `raise_errors=True`. The
+        arguments are those of `generate`.
         """
         jobs = self.submit(
             prompt,
             messages=messages,
             method=method,
             draft=draft,
+            sampling=sampling,
             streams=True,
             **sampling_arguments(locals()),
-            **method_options,
+            **options,
         )
         return Stream(jobs)
 
-    def submit(
+    def submit(  # noqa: PLR0913 - keywords of a public function
         self,
-        prompt: Prompt | Sequence[Prompt] | None = None,
+        prompt: Prompt | Messages | Sequence[Prompt | Messages] | None = None,
         *,
-        messages: Chat | Sequence[Chat] | None = None,
-        method: str | None = None,
+        messages: Messages | Sequence[Messages] | None = None,
+        method: str | Method | Sequence[str | Method] | None = None,
         draft: str | Model | None = None,
         streams: bool = False,
+        prompt_logprobs: int | None = None,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        raise_errors: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Queue requests; iterate over the jobs to serve them. With `streams`, they yield pieces of
-        text as they come. The other arguments are those of `generate`."""
-        request = parse_request(method or self.family.default_method, draft, options)
-        check_request(self, request)
-        prompts = parse_prompts(self, prompt, messages)
-        draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
-        several = prompts.several or request.sampling.n > 1
+        """Have requests served, and return at once. With `streams`, iterating over the jobs yields
+        pieces of text as they come.
+
+        `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
+        alternatives each. `tools` and `template_options` go to the chat template. `options` may be
+        an object of the method's own options class. The other arguments are those of `generate`.
+        """
+        template = dict(template_options or {})
+        if tools is not None:
+            template["tools"] = list(tools)
+        prompts = parse_prompts(self, prompt, messages, template)
+        given = {**options, "method": method or self.family.default_method, "draft": draft}
+        plans = self._plans(for_each_prompt(len(prompts.ids), given))
+        if prompt_logprobs is not None:
+            check_whole("prompt_logprobs", prompt_logprobs, 0, 100)
+            check_scores(self)
+        several = prompts.several or plans[0].request.sampling.n > 1
         completions: list[RequestJobs] = []
-        for ids in prompts.ids:
+        for ids, plan in zip(prompts.ids, plans):
             try:
-                canvas = self._canvas(ids, request.sampling, draft_model)
-                jobs = [
-                    Job(
-                        self,
-                        request,
-                        canvas,
-                        self._drafter(request, draft_model),
-                        sample=sample,
-                        streams=streams,
-                    )
-                    for sample in range(request.sampling.n)
-                ]
-                completions.append(Completion(jobs))
+                completions.append(Completion(self._jobs(ids, plan, streams), prompt_logprobs))
             except ForerunError as error:
                 if not several:
                     raise
+                request = plan.request
                 result = failed_result(error, promise_of(request.method, self.name))
                 completions.append(Failed([result] * request.sampling.n))
-        return Jobs(self.engine, completions, several)
+        return Jobs(self.driver, completions, several, raise_errors)
+
+    def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
+        """How each prompt is to be decoded. The same arguments are checked once."""
+        plans: dict[int, DecodePlan] = {}
+        for given in arguments:
+            if id(given) not in plans:
+                plans[id(given)] = self._plan(**given)
+        return [plans[id(given)] for given in arguments]
+
+    def _plan(self, method: str | Method, draft: str | Model | None, **options: Any) -> DecodePlan:
+        request = parse_request(method, draft, options)
+        check_request(self, request)
+        draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
+        return DecodePlan(request, draft_model)
+
+    def _jobs(self, ids: list[int] | ForerunError, plan: DecodePlan, streams: bool) -> list[Job]:
+        """A job for each sample of a prompt."""
+        request, draft_model = plan
+        canvas = self._canvas(ids, request.sampling, draft_model)
+        return [
+            Job(
+                self,
+                request,
+                canvas,
+                self._drafter(request, draft_model),
+                sample=sample,
+                streams=streams,
+            )
+            for sample in range(request.sampling.n)
+        ]
 
     def _canvas(
         self, prompt: list[int] | ForerunError, sampling: Sampling, draft_model: Model | None
@@ -380,12 +496,25 @@ class Model:
         room = room_after(prompt, shortest, sampling.max_tokens, sampling.min_tokens)
         return [*prompt, *[BLANK] * room]
 
+    async def agenerate(self, prompt: Any = None, **options: Any) -> Any:
+        """`generate` for an event loop, which goes on meanwhile. Cancelling the task cancels the
+        request."""
+        jobs = self.submit(prompt, **options)
+        await jobs.arun()
+        return jobs.outcome()
+
+    async def astream(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+        """`stream` for an event loop, which goes on between two pieces. Leaving the loop, or
+        cancelling the task, cancels the rest."""
+        async for piece in self.stream(prompt, **options):
+            yield piece
+
     def infill(  # noqa: PLR0913 - keywords of a public function
         self,
         text: Any = None,
         *,
         token_ids: Any = None,
-        method: str | None = None,
+        method: str | Method | None = None,
         draft: str | Model | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -399,7 +528,8 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
-        **method_options: Any,
+        progress: Progress = None,
+        **options: Any,
     ) -> Any:
         """Fill the holes of a text: `<|fill:8|>` is a hole of eight tokens, `<|fill:4-12|>` one of
         four to twelve, the length with the highest joint density per token.
@@ -414,25 +544,26 @@ class Model:
             method=method,
             draft=draft,
             **sampling_arguments(locals()),
-            **method_options,
+            **options,
         )
-        return _served(jobs).outcome()
+        jobs.run(progress)
+        return jobs.outcome()
 
     def submit_infill(
         self,
         text: Any = None,
         *,
         token_ids: Any = None,
-        method: str | None = None,
+        method: str | Method | None = None,
         draft: str | Model | None = None,
+        raise_errors: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Queue texts with holes; iterate over the jobs to serve them."""
+        """Have texts with holes filled, and return at once."""
         check_infill(self, options)
-        request = parse_request(method or self.family.default_method, draft, options)
-        check_request(self, request)
+        request, draft_model = self._plan(method or self.family.default_method, draft, **options)
+        check_infill(self, vars(request.sampling))
         texts = read_texts(text, token_ids)
-        draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
         several = texts.several or request.sampling.n > 1
         make_drafter = partial(self._drafter, request, draft_model)
         infillings: list[RequestJobs] = []
@@ -444,7 +575,7 @@ class Model:
                     raise
                 promise = promise_of(request.method, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
-        return Jobs(self.engine, infillings, several)
+        return Jobs(self.driver, infillings, several, raise_errors)
 
     def infill_all(
         self, canvases: Sequence[Sequence[int | None]], **options: Any
@@ -456,6 +587,47 @@ class Model:
         )
         return [result for result in results if isinstance(result, Infilled)]
 
+    def score(
+        self, prompt: Prompt | Sequence[Prompt], continuations: Sequence[Prompt]
+    ) -> list[Score]:
+        """How likely the model finds each continuation of a prompt, or each of its own prompt: all
+        in as few forwards as there are lanes for."""
+        asked = scorings(self, prompt, continuations)
+        self._run([one.ticket for one in asked])
+        return [one.score() for one in asked]
+
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Messages = (),
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Chat:
+        """A conversation: `send` a text, and the answer comes back. `messages` are those that were
+        said before; `options` are those of `generate`, for all turns."""
+        template = dict(template_options or {})
+        if tools is not None:
+            template["tools"] = list(tools)
+        first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        return Chat(self, [*first, *messages], template, options)
+
+    def default_sampling(self, **changes: Any) -> Sampling:
+        """The sampling parameters that the checkpoint's generation_config.json recommends, for
+        `sampling=`; greedy where it recommends none."""
+        told = self.generation_config.to_diff_dict() if self.generation_config is not None else {}
+        known = {name: told[name] for name in RECOMMENDED if told.get(name) is not None}
+        if told.get("do_sample"):
+            known = {"temperature": 1.0, **known}
+        else:
+            known = {name: known[name] for name in known if name == "repetition_penalty"}
+        return Sampling(**{**known, **changes})
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Text as token ids, with the `special` tokens that its tokenizer puts around it."""
+        return encode(self, text, special)
+
     def logprob(self, text: Any, completion: Any) -> float:
         """The joint log-probability, in nats, of what fills the holes of a text, under the model's
         own law: one forward.
@@ -463,11 +635,7 @@ class Model:
         `completion` is a text, or one for each hole; `<|fill|>` is a hole of whatever length its
         completion has. A left-to-right model can score a hole at the end.
         """
-        if not self.family.can(ChainScorer):
-            raise NotAble(
-                f"'{self.name}' (family '{self.family.name}') does not score completions, it could "
-                f"only bound them: use an any-subset model, such as 'zoo:any-subset'."
-            )
+        check_scores(self)
         template = parse_text(text)
         pieces = piece_ids(self, template)
         parts = completion_ids(self, template, completion)
@@ -504,10 +672,30 @@ class Model:
 
     def run_to_end(self, seq: Canvas, start: Callable[[], DecodingCoroutine]) -> None:
         """Run a coroutine on this model's engine until it returns; its error is raised."""
-        ticket = self.engine.submit(Ticket(seq, start))
-        self.engine.run()
+        ticket = Ticket(seq, start)
+        self._run([ticket])
         if ticket.error is not None:
             raise ticket.error
+
+    def _run(self, tickets: Sequence[Ticket]) -> None:
+        """Have some tickets served, and wait for all of them."""
+        left = set(tickets)
+        over = threading.Event()
+
+        def changed(ticket: Ticket) -> None:
+            if ticket.over:
+                left.discard(ticket)
+            if not left:
+                over.set()
+
+        for ticket in tickets:
+            ticket.on_change = partial(changed, ticket)
+        self.driver.submit(tickets)
+        try:
+            self.driver.wait(over)
+        finally:
+            for ticket in tickets:
+                self.driver.cancel(ticket)
 
     def _drafter(self, request: DecodeRequest, draft_model: Model | None) -> Drafter | None:
         """A drafter for one sequence, if the request has one."""
@@ -546,18 +734,20 @@ class Model:
     def draft_model(self, draft: str | Model | None, request: DecodeRequest | None = None) -> Model:
         """A draft model, loaded once, with lanes of its own in this model's engine; fit for what
         the request asks of it."""
-        model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
-        if request is not None:
-            check_draft_model(model, request)
-        if model not in self._draft_hosts:
-            family, backbone = translated(self, model)
-            context = min(self.context, model.context)
-            room = family.slots(context)
-            size = backbone.bytes_per_lane(room)
-            check_room(self.engine.lanes, context, size, backbone.device)
-            host = self.engine.add_model(backbone, room, family.impossible_tokens)
-            self._draft_hosts[model] = (family, host)
-        return model
+        with self._adding:
+            model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
+            if request is not None:
+                check_draft_model(model, request)
+            if model not in self._draft_hosts:
+                self._add_draft_model(model)
+            return model
+
+    def _add_draft_model(self, model: Model) -> None:
+        family, backbone = translated(self, model)
+        context = min(self.context, model.context)
+        size = backbone.bytes_per_lane(family.slots(context))
+        check_room(self.engine.lanes, context, size, backbone.device)
+        self._draft_hosts[model] = (family, self._add(family, backbone, context))
 
     def _loaded_draft(self, name: str) -> Model:
         if name not in self._draft_models:
@@ -567,11 +757,12 @@ class Model:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """The text of some tokens; with `special`, also of those that stand for no text."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
 
@@ -580,18 +771,10 @@ def sampling_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in Sampling.names() if name in arguments}
 
 
-def _served(jobs: Jobs) -> Jobs:
-    """Serve all jobs. An interruption cancels those that are not over."""
-    try:
-        jobs.run()
-    finally:
-        jobs.cancel()
-    return jobs
-
-
 def _without_errors(jobs: Jobs) -> list[Result]:
     """All results of some jobs. The first error is raised."""
-    results = _served(jobs).results()
+    jobs.run()
+    results = jobs.results()
     for result in results:
         if result.error is not None:
             raise result.error

@@ -27,6 +27,10 @@ class TokenizerMismatch(ForerunError, ValueError):
     """Draft and target do not speak the same tokens."""
 
 
+class EngineStopped(ForerunError, RuntimeError):
+    """A model was closed, or its engine has failed: it decodes nothing more."""
+
+
 class NoRoom(ForerunError, MemoryError):
     """The slots that were asked for do not fit in memory."""
 

@@ -2,7 +2,8 @@
 packages bring as entry points.
 
 A package outside this repository adds a method with an entry point in the group `forerun.methods`
-(or `.drafters`, `.routers`, `.families`) that names the decorated object; see docs/extending.md.
+(or `.drafters`, `.routers`, `.families`) that names the decorated object; see docs/extending.md. A
+method of a plain file has its name as soon as the file is imported.
 """
 
 from __future__ import annotations
@@ -179,11 +180,21 @@ def method(  # noqa: PLR0913 - keywords of a public function
     """Make a decoding method of an async function `(seq, target, options[, drafter])`."""
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
-    return lambda run: Method(name, run, guarantee, reference, drafter, reason, options, needs)
+
+    def define(run: Run) -> Method:
+        made = Method(name, run, guarantee, reference, drafter, reason, options, needs)
+        _defined[name] = made
+        return made
+
+    return define
 
 
-def method_named(name: str) -> Method:
-    return get("methods", name)
+_defined: dict[str, Method] = {}  # in this process, by `method`; a name's last one counts
+
+
+def method_named(name: str | Method) -> Method:
+    """A method by its name; a method is itself."""
+    return name if isinstance(name, Method) else get("methods", name)
 
 
 def _outside(kind: str) -> dict[str, EntryPoint]:
@@ -202,6 +213,8 @@ def get(kind: str, name: str) -> Any:
         module, _, attribute = BUILT_IN[kind][name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     outside = _outside(kind)
+    if kind == "methods" and name in _defined and name not in outside:
+        return _defined[name]
     if name not in outside:
         raise unknown(SINGULAR[kind], name, names(kind))
     try:

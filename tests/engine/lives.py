@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from forerun.errors import ForerunError
-from tests.helpers import PROMPTS, fresh, model
+from tests.helpers import PROMPTS, fresh, model, stepped
 
 LANES = 3
 POISON = [255, 254, 255]  # a prompt whose forwards are no numbers
@@ -168,10 +168,6 @@ def alone(kind: str, index: int) -> list[Any]:
     jobs = submitted(m, requests_of(kind)[index])
     m.engine.run()
     return jobs.results()
-
-
-def stepped(m: Any) -> Any:
-    return m
 
 
 @dataclass

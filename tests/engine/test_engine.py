@@ -16,7 +16,7 @@ from forerun.engine.pack import stack
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.sequence.canvas import BLANK
-from tests.helpers import ARCHITECTURES, PROMPTS, fresh, model
+from tests.helpers import ARCHITECTURES, PROMPTS, fresh, model, stepped
 
 METHODS = {
     "ar": dict(method="ar"),
@@ -93,7 +93,7 @@ def test_greedy_ar_is_what_transformers_generates(arch):
 
 
 def test_different_methods_share_a_batch():
-    m = fresh(lanes=6)
+    m = stepped(fresh(lanes=6))
     wanted = [options(method, sampling) for method in METHODS for sampling in ("greedy", "sampled")]
     expected = [m.generate(PROMPTS[0], **how).token_ids for how in wanted]
     jobs = [m.submit(PROMPTS[0], **how) for how in wanted]
@@ -103,7 +103,7 @@ def test_different_methods_share_a_batch():
 
 
 def test_a_request_joins_between_forwards():
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     expected = alone(fresh(lanes=1), max_tokens=20)
     first = m.submit(PROMPTS[0], max_tokens=20)
     for _ in range(9):
@@ -124,7 +124,7 @@ def test_all_sequences_of_a_batch_share_each_forward():
 def test_the_cheapest_thing_wanted_is_served_first():
     """Sequences that are behind in drafting catch up before the target runs, so that it runs for
     all of them at once."""
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     small = fresh("llama", num_hidden_layers=1)
     draft_runs, target_runs = [], []
     for runs, backbone in ((draft_runs, small.backbone), (target_runs, m.backbone)):
@@ -204,7 +204,7 @@ def test_accepted_draft_rows_are_not_run_again():
 
 
 def test_cancelling_frees_the_lane_at_once():
-    m = fresh(lanes=1)
+    m = stepped(fresh(lanes=1))
     first, second = (
         m.submit([1, 2], max_tokens=50, ignore_eos=True),
         m.submit([3], max_tokens=3, ignore_eos=True),
@@ -222,7 +222,7 @@ def test_cancelling_frees_the_lane_at_once():
 
 
 def test_a_queued_request_can_be_cancelled_before_it_starts():
-    m = fresh(lanes=1)
+    m = stepped(fresh(lanes=1))
     first, second = m.submit([1], max_tokens=3, ignore_eos=True), m.submit([2], max_tokens=3)
     m.engine.step()
     second.cancel()
@@ -231,7 +231,7 @@ def test_a_queued_request_can_be_cancelled_before_it_starts():
 
 
 def test_cancelling_twice_or_after_the_end_does_nothing():
-    m = fresh(lanes=1)
+    m = stepped(fresh(lanes=1))
     jobs = m.submit([1], max_tokens=2, ignore_eos=True)
     m.engine.run()
     jobs.cancel()
@@ -246,7 +246,7 @@ def test_a_method_that_fails_fails_alone(monkeypatch):
         raise RuntimeError("no ideas")
 
     monkeypatch.setattr("forerun.drafters.lookup.LookupDrafter.propose", broken)
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     bad, good = (
         m.submit([1, 2], method="lookup", max_tokens=5),
         m.submit([1, 2], max_tokens=5, ignore_eos=True),
@@ -264,7 +264,7 @@ def test_a_rule_that_fails_takes_only_its_users_with_it(monkeypatch):
         raise RuntimeError("bad rule")
 
     monkeypatch.setattr(file, "rejection", broken)
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     bad, good = (
         m.submit([1, 2], method="lookup", max_tokens=5),
         m.submit([1, 2], max_tokens=5, ignore_eos=True),
@@ -298,7 +298,7 @@ def test_a_method_that_awaits_something_else_fails_alone():
     async def lost(seq, target):
         await asyncio.sleep(0)
 
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     bad, good = m.submit([1, 2], max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
     bad.jobs[0].ticket.start = lambda: lost(None, None)
     m.engine.run()
@@ -307,7 +307,7 @@ def test_a_method_that_awaits_something_else_fails_alone():
 
 
 def test_a_method_that_cannot_start_fails_alone():
-    m = fresh(lanes=1)
+    m = stepped(fresh(lanes=1))
     bad, good = m.submit([1, 2], max_tokens=5), m.submit([1, 2], max_tokens=5, ignore_eos=True)
     bad.jobs[0].ticket.start = lambda: 1 / 0
     m.engine.run()
@@ -321,7 +321,7 @@ def test_a_plan_longer_than_a_lane_never_reaches_the_next_one():
     async def greedy_for_slots(seq, target):
         await target.conditionals(seq, [1] * 100, [2] * 400)
 
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     bad = m.submit([1, 2], max_tokens=5)
     seq = bad.jobs[0].seq
     bad.jobs[0].ticket.start = lambda: greedy_for_slots(seq, m.handle())
@@ -402,7 +402,7 @@ def test_laws_of_other_numbers_are_copied_though_they_lie_side_by_side():
 
 
 def test_a_finished_request_keeps_no_laws():
-    m = fresh(lanes=1)
+    m = stepped(fresh(lanes=1))
     jobs = m.submit([1, 2], max_tokens=3, logprobs=2)
     m.engine.run()
     assert jobs.jobs[0].seq.logprobs._answered == {} and len(jobs.results()[0].logprobs) >= 1

@@ -19,7 +19,7 @@ from forerun.probability.outcomes import Outcome
 from forerun.registry import BUILT_IN, NoOptions, method
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.rows import Plan, causal_rows, next_token_plan
-from tests.helpers import PROMPTS, fresh
+from tests.helpers import PROMPTS, fresh, stepped
 
 SAMPLINGS = {
     "greedy": {},
@@ -80,7 +80,7 @@ def test_a_whole_batch_goes_ahead_in_every_step_and_nothing_is_run_in_vain(ahead
 
 
 def test_what_was_begun_for_a_text_that_ended_is_left_alone(ahead):
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     first, second = (
         m.generate(prompt, max_tokens=12, ignore_eos=True).token_ids for prompt in PROMPTS[:2]
     )
@@ -99,7 +99,7 @@ def test_what_was_begun_for_a_text_that_ended_is_left_alone(ahead):
 
 def test_a_request_that_joins_is_not_left_behind(ahead):
     """Those whose forward was begun are answered first; then all go on together."""
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     expected = [
         m.generate(prompt, max_tokens=20, ignore_eos=True).token_ids
         for prompt in (PROMPTS[0], PROMPTS[2])
@@ -115,7 +115,7 @@ def test_a_request_that_joins_is_not_left_behind(ahead):
 
 
 def test_cancelled_between_two_forwards(ahead):
-    m = fresh(lanes=2)
+    m = stepped(fresh(lanes=2))
     expected = m.generate(PROMPTS[1], max_tokens=12, ignore_eos=True).token_ids
     gone, stays = (m.submit(PROMPTS[i], max_tokens=12, ignore_eos=True) for i in (0, 1))
     for _ in range(6):
@@ -201,7 +201,7 @@ def test_nothing_is_begun_behind_the_last_position(ahead):
 
 
 def test_other_methods_beside_it(ahead):
-    m = fresh(lanes=4)
+    m = stepped(fresh(lanes=4))
     ways = [
         dict(method="ar"),
         dict(method="lookup", k=4),

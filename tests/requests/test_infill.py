@@ -10,6 +10,7 @@ import torch
 
 import forerun
 from forerun.errors import BadOption, NotAble
+from forerun.options import Sampling
 from forerun.requests.infill import Template, parse_ids, parse_markers, parse_text
 from tests.helpers import model, run
 
@@ -130,6 +131,7 @@ class TestInfill:
             r.token_ids for r in m.infill(TEXT, n=4, temperature=2.0, seed=1)
         ]
 
+    @pytest.mark.filterwarnings("ignore:.* have an error")
     def test_a_batch_keeps_its_order_and_a_bad_text_fails_alone(self, m):
         a, bad, b, editor = m.infill(
             [TEXT, "nothing", "x<|fill:1|>", {"prefix": "a", "suffix": "b", "max_tokens": 3}]
@@ -311,3 +313,10 @@ class TestCommand:
         text = picture(model("any-subset").infill("ab<|fill:2|>cd"))
         [span] = text.spans
         assert text.plain[: span.start] == "ab" and text.plain[span.end :] == "cd"
+
+
+def test_what_means_nothing_is_refused_inside_an_object_too():
+    m = model("any-subset")
+    for how in (dict(max_tokens=4), dict(sampling=Sampling(max_tokens=4))):
+        with pytest.raises(BadOption, match="max_tokens has no meaning"):
+            m.infill("a <|fill:2|>", **how)

@@ -113,7 +113,15 @@ def table_model(
     family: Family | None = None,
 ) -> Model:
     """A table model, its draws enumerated if asked to."""
-    return Model("table", family or Causal(), backbone, None, eos, lanes=LANES, sampler=sampler)
+    return Model(
+        "table",
+        family or Causal(),
+        backbone,
+        eos=eos,
+        lanes=LANES,
+        sampler=sampler,
+        threaded=False,  # many small ones, each for a moment
+    )
 
 
 def family_of(method: str, mask: int | None) -> Family:

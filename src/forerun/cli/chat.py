@@ -153,7 +153,10 @@ class Conversation:
         except KeyboardInterrupt:
             jobs.cancel()
         painter.end()
-        return jobs.only_result()
+        [result] = jobs.results()
+        if result.error is not None:
+            raise result.error
+        return result
 
     def _room(self) -> int | None:
         """Tokens that an answer may have; None lets the model say that there are none."""

@@ -224,6 +224,9 @@ class ResultFile:
 
     def write_finished(self, jobs: Jobs, all_of_them: bool = False) -> None:
         """Write those that are over. `all_of_them` ends the others."""
+        if all_of_them:
+            jobs.cancel()
+            jobs.wait()
         for index in list(self._waiting):
             request = jobs.requests[index]
             if all_of_them or all(job.over for job in request.jobs):

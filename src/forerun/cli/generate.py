@@ -149,11 +149,13 @@ def _decode_all(jobs: Jobs, out: ResultFile | None) -> None:
     )
     with Progress(*columns, console=stderr_console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs), tokens=0)
-        while jobs.finished < len(jobs):
-            jobs.step()
-            progress.update(task, completed=jobs.finished, tokens=jobs.tokens)
+
+        def show(finished: int, _: int) -> None:
+            progress.update(task, completed=finished, tokens=jobs.tokens)
             if out is not None:
                 out.write_finished(jobs)
+
+        jobs.run(show)
 
 
 def _print(result: Result, index: int, flags: GenerateFlags, live: bool) -> None:

@@ -118,13 +118,14 @@ def _decode_all(jobs: Jobs, out: ResultFile | None) -> bool:
     try:
         with Progress(console=stderr_console, transient=True) as progress:
             task = progress.add_task("filling …", total=jobs.blanks)
-            while jobs.finished < len(jobs):
-                jobs.step()
+
+            def show(*_: int) -> None:
                 progress.update(task, completed=jobs.tokens)
                 if out is not None:
                     out.write_finished(jobs)
+
+            jobs.run(show)
     except KeyboardInterrupt:
-        jobs.cancel()
         return True
     return False
 

@@ -105,6 +105,13 @@ class Engine:
             if one.ticket is ticket:
                 self._end(one)
 
+    def fail_all(self, error: Exception) -> None:
+        """End every request with this error."""
+        for one in list(self.running):
+            self._fail(one, error)
+        while self.queue:
+            self._fail_ticket(self.queue.popleft(), error)
+
     @property
     def busy(self) -> bool:
         return bool(self.queue or self.running)
@@ -168,9 +175,7 @@ class Engine:
                 coroutine = ticket.start()
                 check_coroutine(coroutine)
             except Exception as error:
-                ticket.error = error
-                ticket.seq.finish_reason = "error"
-                self._end_ticket(ticket)
+                self._fail_ticket(ticket, error)
                 continue
             one = Running(ticket, self._best_lane(ticket), coroutine)
             self.free_lanes.remove(one.lane)
@@ -240,6 +245,11 @@ class Engine:
         if not self.running:
             self._prefetched = None
         self._end_ticket(one.ticket)
+
+    def _fail_ticket(self, ticket: Ticket, error: Exception) -> None:
+        ticket.error = error
+        ticket.seq.finish_reason = "error"
+        self._end_ticket(ticket)
 
     @staticmethod
     def _end_ticket(ticket: Ticket) -> None:

@@ -17,6 +17,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from bisect import bisect_left
@@ -257,6 +258,9 @@ def attention_programs(device: torch.device) -> int:
     return 3 * torch.cuda.get_device_properties(device).multi_processor_count // 2
 
 
+_capturing = threading.Lock()  # two at once would mix up what they set for the whole process
+
+
 class CapturedForward:
     """One forward of a fixed size: on CUDA a graph, elsewhere the same code over fixed memory."""
 
@@ -270,7 +274,7 @@ class CapturedForward:
         self._fixed = fixed
         self._run: Callable[[], Tensor] = partial(forward, fixed)
         if fixed.device.type == "cuda":
-            with fastest_blas(rows):
+            with _capturing, fastest_blas(rows):
                 self._run = capture_graph(self._run, pool)
 
     def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:
@@ -325,7 +329,8 @@ def capture_graph(run: Callable[[], Tensor], pool: PoolHandle | None) -> Callabl
     collects = gc.isenabled()
     gc.disable()  # freeing a graph of another model now would spoil this one
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        # What other threads do meanwhile, such as another model's engine, does not concern it.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = run()
     except Exception:
         torch.cuda.set_stream(stream)  # a capture that fails leaves its own stream behind

@@ -260,6 +260,8 @@ class Infilled(Result):
 class Infilling:
     """One text with holes: a job for each sizing of the holes and each sample."""
 
+    scoring = None
+
     def __init__(
         self,
         model: DecodableModel,

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
 from forerun.drafters.base import Drafter
-from forerun.engine.engine import Engine
-from forerun.engine.ticket import DecodingCoroutine, Ticket
+from forerun.engine.loop import Driver
+from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
 from forerun.errors import ForerunError
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
+from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
 from forerun.sequence.canvas import BLANK, Canvas
+from forerun.sequence.logprobs import TokenLogprob
+
+Progress = bool | Callable[[int, int], object] | None
+
+LOOKS_EVERY = 0.1  # seconds, for those who want to see progress
 
 
 class Job:
@@ -43,6 +54,7 @@ class Job:
         self.request = request
         self.drafter = drafter
         self.prompt = [token for token in canvas if token != BLANK]
+        self.streams = streams
         self.stopped_by: str | int | None = None
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
@@ -90,12 +102,14 @@ class Job:
         self.detokenizer.finish()
         return self.detokenizer
 
-    def cancel(self) -> None:
-        self.model.engine.cancel(self.ticket)
+    def fail(self, error: Exception) -> None:
+        """It is over, and its text cannot be made."""
+        self.ticket.error = self.ticket.error or error
+        self.seq.finish_reason = "error"
+        self.detokenizer = Detokenizer(lambda tokens: "")
 
     def result(self) -> Result:
-        """The result. A job that is not over yet is cancelled and gives what there is."""
-        self.cancel()
+        """The result of a job that is over."""
         ticket = self.ticket
         seq = self.seq
         ended = ticket.ended or 0.0
@@ -116,9 +130,13 @@ class Job:
             trace=seq.trace.events,
             prompt_ids=self.prompt,
             stopped_by=self.stopped_by,
-            logprobs=seq.logprobs.entries if seq.logprobs.wanted else None,
+            logprobs=self._logprobs(),
             error=ticket.error,
         )
+
+    def _logprobs(self) -> list[TokenLogprob] | None:
+        record = self.seq.logprobs
+        return with_texts(self.model, record.entries) if record.wanted else None
 
 
 def failed_result(error: ForerunError, promise: Promise) -> Result:
@@ -140,21 +158,42 @@ class RequestJobs(Protocol):
     @property
     def jobs(self) -> Sequence[Job]: ...
 
+    @property
+    def scoring(self) -> Scoring | None:
+        """What is to be found out about the prompt, if anything is."""
+
     def results(self) -> Sequence[Result]: ...
 
 
 class Completion:
     """One prompt: a job for each sample."""
 
-    def __init__(self, jobs: Sequence[Job]):
+    def __init__(self, jobs: Sequence[Job], prompt_logprobs: int | None = None):
         self.jobs = jobs
+        self.prompt = jobs[0].prompt
+        self.told = prompt_logprobs is not None
+        self.scoring = None
+        if prompt_logprobs is not None:
+            self.scoring = scoring_of_prompt(jobs[0].model, self.prompt, prompt_logprobs)
 
     def results(self) -> list[Result]:
-        return [job.result() for job in self.jobs]
+        results = [job.result() for job in self.jobs]
+        if not self.told:
+            return results
+        found = self.scoring.entries if self.scoring is not None else []
+        entries = with_texts(self.jobs[0].model, found)
+        unknown = [None] * (len(self.prompt) - len(entries))
+        error = self.scoring.ticket.error if self.scoring else None
+        return [
+            replace(one, prompt_logprobs=[*unknown, *entries], error=one.error or error)
+            for one in results
+        ]
 
 
 class Failed:
     """A request that cannot be decoded."""
+
+    scoring = None
 
     def __init__(self, results: Sequence[Result]):
         self.jobs: Sequence[Job] = ()
@@ -167,76 +206,95 @@ class Failed:
 class Jobs:
     """Some requests being served.
 
-    Iterating serves them and yields (index, piece of text) where text was asked for; `async for`
-    does the same and lets other tasks run between two steps. A failed request has a result in
-    place of its jobs.
+    Iterating yields (index, piece of text) where text was asked for, until all are over; `async
+    for` does the same. Any number of threads may wait for them, one may iterate. A failed request
+    has a result in place of its jobs.
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[RequestJobs], several: bool):
-        self.engine = engine
+    def __init__(
+        self,
+        driver: Driver,
+        requests: Sequence[RequestJobs],
+        several: bool,
+        raise_errors: bool = False,
+    ):
+        self.driver = driver
         self.requests = requests
         self.several = several  # does the caller expect a list?
+        self.raise_errors = raise_errors or not several
         self.jobs: list[Job | Result] = []
         for request in requests:
             self.jobs += request.jobs or request.results()
-        self._changed: deque[int] = deque()
         self._shown = [0] * len(self.jobs)  # characters of each that were yielded
-        self._unfinished: set[int] = set()
+        self._events: SimpleQueue[tuple[int, str] | None] = SimpleQueue()  # None: all are over
+        self._over = threading.Event()
+        self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
+        self._tickets: list[Ticket] = []
         for index, job in enumerate(self.jobs):
             if isinstance(job, Job):
-                self._watch(index, job)
-                self._unfinished.add(index)
-                engine.submit(job.ticket)
+                job.ticket.on_change = partial(self._changed, index, job)
+                self._tickets.append(job.ticket)
+        for scoring in [request.scoring for request in requests]:
+            if scoring is not None:
+                scoring.ticket.on_change = partial(self._ended, scoring.ticket)
+                self._tickets.append(scoring.ticket)
+        self._unfinished = set(self._tickets)
+        if self._tickets:
+            driver.submit(self._tickets)
+        else:
+            self._finish()
 
-    def _watch(self, index: int, job: Job) -> None:
-        job.ticket.on_change = lambda: self._changed.append(index)
+    # What follows up to `_finish` is called where the engine is stepped: it must not wait.
+
+    def _changed(self, index: int, job: Job) -> None:
+        """A job has grown or ended."""
+        piece = self._new_text(index, job) if job.streams else ""
+        if piece:
+            self._events.put((index, piece))
+            self._wake()
+        if job.over:
+            self._ended(job.ticket)
+
+    def _ended(self, ticket: Ticket) -> None:
+        self._unfinished.discard(ticket)
+        if not self._unfinished:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._events.put(None)
+        self._over.set()
+        self._wake()
+
+    def _new_text(self, index: int, job: Job) -> str:
+        try:
+            text = job.safe_text
+        except Exception as error:  # of a tokenizer: the request fails, not the engine
+            job.fail(error)
+            return ""
+        start = self._shown[index]
+        self._shown[index] = len(text)
+        return text[start:]
 
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def step(self) -> None:
-        """One step of the engine: a forward, or a batch of draws."""
-        self.engine.step()
-
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        while True:
-            yield from self._pieces()
-            if self._waits_for_nothing():
-                return
-            self.step()
+        while (event := self.driver.next_event(self._events)) is not None:
+            yield event
+        self._events.put(None)  # for whoever iterates again
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        arrived = asyncio.Event()
+        self._wake = partial(wake, asyncio.get_running_loop(), arrived)
         while True:
-            for piece in self._pieces():
-                yield piece
-            if self._waits_for_nothing():
-                return
-            self.step()
-            await asyncio.sleep(0)
-
-    def _waits_for_nothing(self) -> bool:
-        """Are all over, or did somebody else serve them?"""
-        return not self._unfinished or not self.engine.busy
-
-    def _pieces(self) -> Iterator[tuple[int, str]]:
-        """New text of the jobs that have changed."""
-        while self._changed:
-            index = self._changed.popleft()
-            job = self.jobs[index]
-            assert isinstance(job, Job)
-            if job.over:
-                self._unfinished.discard(index)
-            piece = self._new_text(index, job)
-            if piece:
-                yield index, piece
-
-    def _new_text(self, index: int, job: Job) -> str:
-        if job.detokenizer is None:
-            return ""
-        text = job.safe_text
-        start = self._shown[index]
-        self._shown[index] = len(text)
-        return text[start:]
+            arrived.clear()  # before looking: what comes after the look sets it again
+            while not self._events.empty():
+                event = self._events.get()
+                if event is None:
+                    self._events.put(None)
+                    return
+                yield event
+            await self.driver.arrival(arrived)
 
     @property
     def finished(self) -> int:
@@ -256,16 +314,39 @@ class Jobs:
     def _real_jobs(self) -> list[Job]:
         return [job for job in self.jobs if isinstance(job, Job)]
 
-    def run(self) -> None:
-        """Serve until all jobs are over."""
-        for _ in self:
-            pass
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all jobs are over, or for so many seconds. Whether they are."""
+        return self.driver.wait(self._over, timeout)
+
+    def run(self, progress: Progress = None) -> None:
+        """Wait until all jobs are over. An interruption cancels those that are not. `progress` is
+        called with (how many are over, of how many) as they come; True shows a bar."""
+        try:
+            if not progress:
+                self.wait()
+                return
+            with reporting(progress) as report:
+                while not self.wait(LOOKS_EVERY):
+                    report(self.finished, len(self))
+                report(len(self), len(self))
+        finally:
+            self.cancel()
+
+    async def arun(self) -> None:
+        """Wait for all jobs without blocking the event loop. Cancelling the task cancels them."""
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self.cancel()
 
     def cancel(self, index: int | None = None) -> None:
-        """End one job, or all of them, now."""
-        for i, job in enumerate(self.jobs):
-            if isinstance(job, Job) and index in (None, i):
-                job.cancel()
+        """Ask for the end of one job, or of all of them; it comes before the engine's next step."""
+        job = self.jobs[index] if index is not None else None
+        tickets = self._tickets if job is None else [job.ticket] if isinstance(job, Job) else []
+        for ticket in tickets:
+            if not ticket.over:
+                self.driver.cancel(ticket)
 
     def results(self) -> list[Result]:
         """All results. Jobs that are not over are cancelled and give what there is."""
@@ -273,18 +354,49 @@ class Jobs:
 
     def results_by_request(self) -> list[Sequence[Result]]:
         """The results of each request."""
+        self.cancel()
+        self.wait()
         return [request.results() for request in self.requests]
 
-    def only_result(self) -> Result:
-        """The result of a single job; its error is raised."""
-        [result] = self.results()
-        if result.error is not None:
-            raise result.error
-        return result
-
     def outcome(self) -> Result | list[Result]:
-        """What the caller expects: a list, or one result whose error is raised."""
-        return self.results() if self.several else self.only_result()
+        """What the caller expects: a list, or one result. An error of a single request is raised,
+        and so is the first of several if the caller asked for it; otherwise a warning counts
+        them."""
+        results = self.results()
+        failed = [i for i, result in enumerate(results) if result.error is not None]
+        if failed:
+            first = results[failed[0]].error
+            assert first is not None
+            if self.raise_errors:
+                raise first
+            warnings.warn(
+                f"{len(failed)} of {len(results)} results have an error; the first, of result "
+                f"{failed[0]}: {first} (raise_errors=True raises it)",
+                stacklevel=3,
+            )
+        return results if self.several else results[0]
+
+
+@contextmanager
+def reporting(progress: Progress) -> Iterator[Callable[[int, int], object]]:
+    """What is to be called as results come; for True, it moves a bar."""
+    if callable(progress):
+        yield progress
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(unit="result") as bar:
+
+        def move(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done - bar.n)
+
+        yield move
+
+
+def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(arrived.set)
 
 
 class Stream:
@@ -293,6 +405,7 @@ class Stream:
     def __init__(self, jobs: Jobs):
         self.jobs = jobs
         self._pieces = iter(jobs)
+        self._reported = False
 
     def __iter__(self) -> Stream:
         return self
@@ -302,19 +415,23 @@ class Stream:
         try:
             index, piece = next(self._pieces)
         except StopIteration:
-            self._raise_error()
+            self._report_errors()
             raise
         return (index, piece) if self.jobs.several else piece
 
     async def __aiter__(self) -> AsyncIterator[str | tuple[int, str]]:
-        async for index, piece in self.jobs:
-            yield (index, piece) if self.jobs.several else piece
-        self._raise_error()
+        try:
+            async for index, piece in self.jobs:
+                yield (index, piece) if self.jobs.several else piece
+        finally:
+            self.close()
+        self._report_errors()
 
-    def _raise_error(self) -> None:
-        """The error of a single request is the caller's."""
-        if not self.jobs.several:
-            self.jobs.only_result()
+    def _report_errors(self) -> None:
+        """Raise an error, or warn of several, once all pieces are out."""
+        if not self._reported:
+            self._reported = True
+            self.jobs.outcome()
 
     def close(self) -> None:
         self.jobs.cancel()

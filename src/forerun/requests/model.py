@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from forerun.engine.engine import Engine
 from forerun.families.base import Family, ModelHandle
 
 Tokenizer = Any  # of `transformers`, which gives its tokenizers no common type
@@ -20,10 +19,11 @@ class DecodableModel(Protocol):
     vocab: int
     context: int
     eos: frozenset[int]
-    engine: Engine
 
     def handle(self) -> ModelHandle:
         """What a method holds of this model."""
         ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """The text of some tokens, with or without those that stand for no text."""
+        ...

@@ -22,20 +22,40 @@ class Prompts(NamedTuple):
     several: bool
 
 
-def parse_prompts(model: DecodableModel, prompt: Any, messages: Any = None) -> Prompts:
-    """Prompts (text, token ids, or a list of these) or chat messages (or a list of chats)."""
+def parse_prompts(
+    model: DecodableModel, prompt: Any, messages: Any = None, template: Mapping[str, Any] = {}
+) -> Prompts:
+    """Prompts (text, token ids, chat messages, or a list of these) or chat messages (or a list of
+    chats). `template` holds options of the chat template."""
     if (prompt is None) == (messages is None):
         raise BadOption("give either a prompt or messages=, not both and not neither.")
     if messages is not None:
-        chats, several = _chats(messages)
-        texts = [_chat_text(model, chat) for chat in chats]
-        return Prompts([_token_ids(model, text, special=False) for text in texts], several)
-    prompt = as_list(prompt)
-    several = isinstance(prompt, list | tuple) and not _is_ids(prompt)
-    prompts = list(prompt) if several else [prompt]
-    if not prompts:
+        prompts, several = _chats(messages)
+        chats = [True] * len(prompts)
+    else:
+        prompts, several = _listed(as_list(prompt))
+        chats = [is_chat(one) for one in prompts]
+    if any(chats):
+        check_template(model)
+    if template and not all(chats):
+        raise BadOption(f"{', '.join(template)}: only chat messages go through a template.")
+    ids = [_token_ids(model, one, template if chat else None) for one, chat in zip(prompts, chats)]
+    return Prompts(ids, several)
+
+
+def _listed(prompt: Any) -> tuple[Sequence[Any], bool]:
+    """The prompts that were given, and whether as a list."""
+    several = isinstance(prompt, list | tuple) and not (_is_ids(prompt) or is_chat(prompt))
+    if several and not prompt:
         raise BadOption("prompt=[] has no prompts in it.")
-    return Prompts([_token_ids(model, one, special=True) for one in prompts], several)
+    return (list(prompt) if several else [prompt]), several
+
+
+def is_chat(prompt: Any) -> bool:
+    """Is it a list of messages?"""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return all(isinstance(message, Mapping) for message in prompt)
 
 
 def as_list(values: Any) -> Any:
@@ -43,7 +63,7 @@ def as_list(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
-def _chats(messages: Any) -> tuple[Sequence[Sequence[Message]], bool]:
+def _chats(messages: Any) -> tuple[Sequence[Any], bool]:
     """One chat or several, and which of the two it was."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise BadOption(
@@ -54,19 +74,25 @@ def _chats(messages: Any) -> tuple[Sequence[Sequence[Message]], bool]:
     return (messages if several else [messages]), several
 
 
-def _chat_text(model: DecodableModel, messages: Sequence[Message]) -> str | ForerunError:
+def check_template(model: DecodableModel) -> None:
     if model.tokenizer is None or not getattr(model.tokenizer, "chat_template", None):
         raise BadOption(
             f"'{model.name}' has no chat template: give a plain prompt instead of messages."
         )
+
+
+def chat_text(
+    model: DecodableModel, messages: Sequence[Message], template: Mapping[str, Any]
+) -> str:
+    """A chat as text that ends where the answer begins."""
+    assert model.tokenizer is not None, "checked"
+    options = {"add_generation_prompt": True, **template, "tokenize": False}
     try:
-        return model.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=False
-        )
+        return model.tokenizer.apply_chat_template(list(messages), **options)
     except Exception as error:
-        return BadOption(
+        raise BadOption(
             f"messages={messages!r} do not fit the chat template of '{model.name}': {error}"
-        )
+        ) from error
 
 
 def check_text(text: str) -> None:
@@ -87,12 +113,16 @@ def _is_ids(prompt: Any) -> bool:
     return all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
 
 
-def _token_ids(model: DecodableModel, prompt: Any, special: bool) -> list[int] | ForerunError:
-    """The token ids of one prompt, or what is wrong with it: a bad prompt fails alone."""
-    if isinstance(prompt, ForerunError):
-        return prompt
+def _token_ids(
+    model: DecodableModel, prompt: Any, template: Mapping[str, Any] | None
+) -> list[int] | ForerunError:
+    """The token ids of one prompt, or what is wrong with it: a bad prompt fails alone. With a
+    `template`'s options, it is a chat."""
     try:
-        ids = _encode(model, prompt, special)
+        if template is None:
+            ids = encode(model, prompt)
+        else:
+            ids = encode(model, chat_text(model, prompt, template), special=False)
         check_not_empty(ids, model)
         check_ids(ids, model)
     except ForerunError as error:
@@ -100,17 +130,26 @@ def _token_ids(model: DecodableModel, prompt: Any, special: bool) -> list[int] |
     return ids
 
 
-def _encode(model: DecodableModel, prompt: Any, special: bool) -> list[int]:
+def encode(model: DecodableModel, prompt: Any, special: bool = True) -> list[int]:
+    """Text as token ids, with the `special` tokens that its tokenizer puts around it; token ids as
+    they are. Without a text, the start token if there is one."""
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise BadOption(
                 f"'{model.name}' has no tokenizer: give the prompt as a list of token ids."
             )
         check_text(prompt)
-        return model.tokenizer(prompt, add_special_tokens=special).input_ids if prompt else []
+        ids = list(model.tokenizer(prompt, add_special_tokens=special).input_ids)
+        return ids or (_start(model) if special else [])
     if _is_ids(prompt) or prompt in ([], ()):
         return [int(token) for token in prompt]
-    raise BadOption(f"prompt={prompt!r} must be text or a list of token ids.")
+    raise BadOption(f"prompt={prompt!r} must be text, token ids, or chat messages.")
+
+
+def _start(model: DecodableModel) -> list[int]:
+    """What a text that is still empty goes on from, where something must be there."""
+    start = getattr(model.tokenizer, "bos_token_id", None)
+    return [start] if start is not None and model.family.needs_prompt else []
 
 
 def check_ids(ids: Sequence[int], model: DecodableModel) -> None:

@@ -12,6 +12,7 @@ from forerun.errors import BadOption, NotAble, TokenizerMismatch, unknown
 from forerun.families.base import ChainScorer, ModelHandle
 from forerun.options import Sampling
 from forerun.requests.model import DecodableModel
+from forerun.requests.prompts import as_list
 
 Options = Mapping[str, Any]
 
@@ -31,7 +32,7 @@ class DecodeRequest:
         return self.drafter_class is not None and needs_model(self.drafter_class)
 
 
-def parse_request(method: str, draft: object, options: Options) -> DecodeRequest:
+def parse_request(method: str | registry.Method, draft: object, options: Options) -> DecodeRequest:
     """Sort the options of a request into those of sampling, method and drafter. Refuse an option
     that belongs to none of them."""
     chosen = registry.method_named(method)
@@ -39,21 +40,72 @@ def parse_request(method: str, draft: object, options: Options) -> DecodeRequest
     sampling_names = Sampling.names()
     method_names = chosen.option_names()
     drafter_names = drafter_option_names(drafter_class)
-    known = {*sampling_names, *method_names, *drafter_names}
+    known = {*sampling_names, *method_names, *drafter_names, "sampling", "options"}
     for name in options:
         if name not in known:
             suggested = {*known, "method", "draft", "messages"}
-            raise unknown(f"option of method={method!r}", name, suggested)
+            raise unknown(f"option of method={chosen.name!r}", name, suggested)
     drafter_options = _among(options, drafter_names)
     if drafter_class is not None and not needs_model(drafter_class):
         drafter_class(**drafter_options)  # a bad value shows here, not inside the engine
     return DecodeRequest(
         method=chosen,
-        sampling=Sampling(**_among(options, sampling_names)),
-        options=chosen.options(**_among(options, method_names)),
+        sampling=_one_or_all("sampling", Sampling, options, sampling_names),
+        options=_one_or_all("options", chosen.options, options, method_names),
         drafter_class=drafter_class,
         drafter_options=drafter_options,
     )
+
+
+def _one_or_all(name: str, kind: type, options: Options, names: Collection[str]) -> Any:
+    """An object that was given whole, as `name`, or made of the options that are its fields."""
+    parts = _among(options, names)
+    whole = options.get(name)
+    if whole is None:
+        return kind(**parts)
+    if not isinstance(whole, kind):
+        raise BadOption(f"{name}={whole!r} must be a {kind.__name__}.")
+    defaults = {f.name: f.default for f in fields(kind)}
+    extra = [part for part, value in parts.items() if not _same(value, defaults[part])]
+    if extra:
+        raise BadOption(
+            f"{name}= and {', '.join(extra)}=: give the values in one of the two, not both."
+        )
+    return whole
+
+
+def _same(value: object, default: object) -> bool:
+    return value is default or (type(value) is type(default) and value == default)
+
+
+# What may differ from prompt to prompt: given as a list, one value for each.
+PER_PROMPT = {
+    "method",
+    "draft",
+    "sampling",
+    "options",
+    *(set(Sampling.names()) - {"n", "stop", "stop_token_ids", "allowed_tokens", "logit_bias"}),
+}
+
+
+def for_each_prompt(count: int, arguments: Options) -> list[Options]:
+    """The arguments of each prompt; the very same ones where none is given prompt by prompt."""
+    lists = {}
+    for name in PER_PROMPT & arguments.keys():
+        values = as_list(arguments[name])
+        if isinstance(values, list | tuple):
+            lists[name] = values
+    for name, values in lists.items():
+        if len(values) != count:
+            raise BadOption(
+                f"{name} has {len(values)} values for {count} prompts: give a list of prompts and "
+                f"one value for each, or one value for all."
+            )
+    if not lists:
+        return [arguments] * count
+    return [
+        {**arguments, **{name: values[i] for name, values in lists.items()}} for i in range(count)
+    ]
 
 
 def _among(options: Options, names: Collection[str]) -> dict[str, Any]:
@@ -73,7 +125,7 @@ def needs_model(drafter_class: Any) -> bool:
 
 
 def drafter_class_of(method: registry.Method, draft: object) -> Any | None:
-    """The drafter that a method is to use, from `draft=`: a drafter's name, or a model."""
+    """The drafter that a method is to use, from `draft=`: a drafter's name or class, or a model."""
     if method.drafter is not None:
         return _fixed_drafter(method, draft)
     if not method.drafts:
@@ -86,6 +138,8 @@ def drafter_class_of(method: registry.Method, draft: object) -> Any | None:
         raise BadOption(
             f"method={method.name!r} needs draft=: the name of a smaller model, or {others}."
         )
+    if isinstance(draft, type) and hasattr(draft, "propose"):
+        return draft
     by_name = isinstance(draft, str) and draft != "model" and draft in registry.names("drafters")
     return registry.get("drafters", str(draft) if by_name else "model")
 

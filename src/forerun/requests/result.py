@@ -94,6 +94,8 @@ class Result:
     prompt_ids: list[int] = field(repr=False, default_factory=list)
     stopped_by: str | int | None = None  # the stop string or token, if one ended the text
     logprobs: list[TokenLogprob] | None = field(repr=False, default=None)
+    # Of the prompt's tokens; None for those that the model says nothing of, such as the first.
+    prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,6 +113,8 @@ class Result:
         }
         if self.logprobs is not None:
             out["logprobs"] = self.logprobs
+        if self.prompt_logprobs is not None:
+            out["prompt_logprobs"] = self.prompt_logprobs
         if self.error is not None:
             out["error"] = f"{type(self.error).__name__}: {self.error}"
         return out

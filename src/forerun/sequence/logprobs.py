@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ class Alternative(TypedDict):
 
     token: int
     logprob: float
+    text: NotRequired[str]
 
 
 class TokenLogprob(TypedDict):
@@ -25,6 +26,7 @@ class TokenLogprob(TypedDict):
     logprob: float
     sampled_logprob: float
     top: list[Alternative]
+    text: NotRequired[str]
 
 
 class LogprobRecord:
@@ -73,6 +75,10 @@ class LogprobRecord:
         """The log-probability of a token under the model's own law, as last answered."""
         logits_V, _ = self._answered[0, position]
         return float(logits_V.double().log_softmax(-1)[token])
+
+    def entry(self, position: int, token: int) -> TokenLogprob:
+        """The log-probabilities of any token there, as last answered."""
+        return self._entry(token, *self._answered[0, position])
 
     def _entry(self, token: int, logits_V: Tensor, law_V: Tensor) -> TokenLogprob:
         model_V = logits_V.double().log_softmax(-1)
