@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 from transformers import __version__ as library_version
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as library_logging
@@ -50,14 +50,13 @@ SIZES: dict[object, str] = {
     None: "pad_token_id bos_token_id eos_token_id",
 }
 SMALL = {name: size for size, names in SIZES.items() for name in names.split()}
-LATENT = dict(head_dim=8)  # of the rotated part of a key
-PADDED = dict(pad_token_id=0)
+LATENT = dict(head_dim=8, num_key_value_heads=4)  # the head size is that of the rotated part
 ALTERNATING = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 # What else an architecture needs to be built small.
 CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa minicpm3 youtu "
-        "hy_v4".split(),
+        "hy_v4 longcat_flash".split(),
         LATENT,
     ),
     **dict.fromkeys(
@@ -73,13 +72,22 @@ CHANGES: dict[str, dict[str, Any]] = {
         "gemma2 gemma3_text cohere2 olmo3 gpt_oss exaone4 smollm3 vaultgemma".split(), ALTERNATING
     ),
     "roc_bert": dict(is_decoder=True, pronunciation_vocab_size=16, shape_vocab_size=16),
-    "longcat_flash": dict(num_layers=2, zero_expert_num=2, n_routed_experts=4),
+    "deepseek_v2": dict(topk_method="greedy", n_group=1, topk_group=1, **LATENT),
+    "longcat_flash": dict(num_layers=2, zero_expert_num=2, qk_head_dim=16, **LATENT),
+    "dots1": dict(n_shared_experts=1, num_experts_per_tok=2, n_routed_experts=4, moe_intermediate_size=32),
+    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0), ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2)),
+    "smollm3": dict(pad_token_id=0),
+    "cohere_compass_text": ALTERNATING,
+    "lfm2_moe": dict(layer_types=["full_attention", "conv", "full_attention"]),
+    "gemma3n_text": dict(layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4, num_kv_shared_layers=2, vocab_size_per_layer_input=100, hidden_size_per_layer_input=16, laurel_rank=8),
+    "gemma4_text": dict(global_head_dim=32, vocab_size_per_layer_input=100, hidden_size_per_layer_input=16, **ALTERNATING),
+    "gemma4_unified_text": dict(global_head_dim=32, vocab_size_per_layer_input=100, hidden_size_per_layer_input=16, **ALTERNATING),
     "cwm": dict(bos_token_id=1, eos_token_id=2, **ALTERNATING),
     "ministral": dict(head_dim=16, **ALTERNATING),
     "hunyuan_v1_dense": dict(head_dim=16),
     "hunyuan_v1_moe": dict(head_dim=16),
     "nemotron": dict(num_key_value_heads=2, head_dim=16),
-    "modernbert-decoder": PADDED,
+    "modernbert-decoder": dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], num_layers=2, window_size=WINDOW),
     "phi3": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
@@ -101,7 +109,7 @@ def small_config(name: str, **changes: Any) -> Any:
     sizes = {
         key: size
         for key, size in SMALL.items()
-        if key in default.__dict__ and (size is None or getattr(default, key) is not None)
+        if key in default.__dict__ and (size is None or default.__dict__[key] is not None)
     }
     return kind(**{**sizes, **CHANGES.get(name, {}), **changes})
 
@@ -118,13 +126,15 @@ def build(name: str, **changes: Any) -> Any:
     network: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in network.parameters():
-            if parameter.ndim > 1:  # random weights of the usual size decide nothing
-                parameter.mul_(3.0)
+            # Fresh weights are small, or all 0 or 1: then much of a network decides nothing.
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+            parameter.add_(0.1 * torch.randn_like(parameter))
     return network.eval()
 
 
 def own_tokens(network: Any) -> list[int]:
     """What the library's `generate` writes."""
+    network.generation_config = GenerationConfig()  # some force tokens
     inputs = torch.tensor([PROMPT])
     written = network.generate(
         inputs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,11 +32,13 @@ LISTENING = 3  # tokens of the forward in which a model shows what it keeps
 
 @dataclass(frozen=True)
 class HeardLayer:
-    """What one layer keeps per slot, and whether it attends in the plain way that kernels know."""
+    """What one layer keeps per slot, how far it looks back, and whether it attends in the plain way
+    that kernels know."""
 
     heads: int
     size: LayerSize
-    plain: bool
+    window: int | None = None
+    plain: bool = False
 
 
 class RowAttention:
@@ -71,15 +73,21 @@ class RowAttention:
         self._next += 1
         return self._next - 1
 
-    def hear(self, heads: int, key_1GTD: Tensor, value_1GTD: Tensor, plain: bool) -> None:
-        size = LayerSize(key_1GTD.shape[1], key_1GTD.shape[-1], value_1GTD.shape[-1])
-        self.heard.append(HeardLayer(heads, size, plain and size.key_dim == size.value_dim))
+    def hear(
+        self, heads: int, key: Tensor, value: Tensor, how: ScoreOptions | None = None
+    ) -> None:
+        size = LayerSize(key.shape[1], key.shape[-1], value.shape[-1])
+        window = None if how is None else how.window
+        plain = how is not None and how.plain and size.key_dim == size.value_dim
+        self.heard.append(HeardLayer(heads, size, window, plain))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Tensors come as [1, heads, T, D], rotated already; [1, T, heads, D] goes back."""
         heads = query.shape[1]
+        if how.window is not None and how.window >= self.context:
+            how = replace(how, window=None)  # no row is so far from another
         if self.listening:
-            self.hear(heads, key, value, how.plain)
+            self.hear(heads, key, value, how)
             return query.new_zeros(1, query.shape[2], heads, value.shape[-1])
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         batch, slots = self.running
@@ -108,7 +116,7 @@ def _interface(  # noqa: PLR0913 - the library calls it so
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -118,10 +126,7 @@ def _interface(  # noqa: PLR0913 - the library calls it so
     """What `transformers` calls in place of its attention."""
     attention: RowAttention = module.row_attention
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    window = sliding_window or _window_of(module)
-    if window is not None and window >= attention.context:
-        window = None  # no row is so far from another
-    how = ScoreOptions(scale, window, softcap, s_aux)
+    how = ScoreOptions(scale, sliding_window or _window_of(module), softcap, s_aux)
     return attention(query, key, value, how), None
 
 
@@ -147,6 +152,8 @@ def processes(model: PreTrainedModel) -> int:
 class LibraryBackbone(SlottedBackbone):
     """Rows to logits through a `transformers` model."""
 
+    capturable = True
+
     def __init__(self, model: PreTrainedModel, vocab: int, context: int):
         self.model: Any = model.eval()
         self.vocab = vocab
@@ -161,6 +168,7 @@ class LibraryBackbone(SlottedBackbone):
         self._takes = inspect.signature(model.forward).parameters
         self._attach()
         self._listen()
+        self._check_heard()
         heard = self.attention.heard
         self.heads = heard[0].heads
         self.key_heads, self.head_dim, _ = heard[0].size
@@ -169,23 +177,59 @@ class LibraryBackbone(SlottedBackbone):
         # several processes talk to each other in a forward
         self.capturable = self.capturable and same and heard[0].plain and processes(model) == 1
 
-    capturable = True
-
     def _attach(self) -> None:
         """Have the model call our attention."""
         if self.config.model_type == "gpt_neo":
             replace_neo_attention(self.model)
         self.model.set_attn_implementation(INTERFACE)
+        self._told_positions = self._tell_positions()
         for module in self.model.modules():
             module.row_attention = self.attention
+
+    def _tell_positions(self) -> int:
+        """Where a model takes no positions, tell them to its position embeddings, which else count
+        from the length of a cache."""
+
+        def tell(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {**kwargs, "position_ids": self._positions_T}
+
+        if "position_ids" in self._takes:
+            return 0
+        counting = [module for module in self.model.modules() if _counts_positions(module)]
+        for module in counting:
+            module.register_forward_pre_hook(tell, with_kwargs=True)
+        return len(counting)
 
     @torch.inference_mode()
     def _listen(self) -> None:
         """Run a few tokens to hear what every layer keeps."""
         positions = torch.arange(LISTENING, device=self.device)[None]
         self._call(positions % self.vocab, positions)
-        if not self.attention.heard:
-            raise NotAble(f"'{self.config.model_type}' never calls our attention.")
+
+    def _check_heard(self) -> None:
+        """Refuse a model that did not show all that rows need."""
+        kind = self.config.model_type
+        heard = self.attention.heard
+        if not heard:
+            raise NotAble(f"'{kind}' has no softmax attention that rows could drive.")
+        if "position_ids" not in self._takes and not self._knows_positions():
+            raise NotAble(
+                f"'{kind}' counts positions itself, from the length of its cache: rows, which "
+                "stand at any position, cannot drive it."
+            )
+        window = getattr(self.config, "sliding_window", None)
+        types = getattr(self.config, "layer_types", None)
+        slides = getattr(self.config, "use_sliding_window", True) and not types
+        unheard = all(layer.window is None for layer in heard)
+        if slides and window and window < self.context and unheard:
+            raise NotAble(
+                f"'{kind}' has a sliding window of {window} in its config but not in its "
+                f"attention. Within max_context={window} it makes no difference: load it with that."
+            )
+
+    def _knows_positions(self) -> bool:
+        """Does a model without `position_ids` learn positions in another way?"""
+        return self._told_positions > 0
 
     def layer_sizes(self) -> Sequence[LayerSize]:
         sizes = [layer.size for layer in self.attention.heard]
@@ -224,6 +268,11 @@ class LibraryBackbone(SlottedBackbone):
     ) -> Tensor:
         """The whole model, because some scale or cap their logits: [R, V]."""
         options = {"position_ids": positions, "use_cache": False, **options}
+        self._positions_T = positions[0]
+        if getattr(self.config, "index_topk", None):
+            # An index of tokens asks for a mask. Within its size it leaves none out.
+            rows = tokens.shape[1]
+            options["attention_mask"] = tokens.new_zeros(1).expand(1, 1, rows, rows)
         keeps = "logits_to_keep" in self._takes and reads_R is not None
         if keeps:
             options["logits_to_keep"] = reads_R
@@ -231,6 +280,12 @@ class LibraryBackbone(SlottedBackbone):
         logits_TV = self.model(input_ids=tokens, **options).logits[0]
         rows = logits_TV if keeps or reads_R is None else logits_TV[reads_R]
         return rows[:, : self.vocab]
+
+
+def _counts_positions(module: nn.Module) -> bool:
+    """Is this a position embedding that counts from the length of a cache, unless it is told?"""
+    takes = inspect.signature(module.forward).parameters
+    return "past_key_values_length" in takes and "position_ids" in takes and len(takes) <= 3
 
 
 class NeoAttention(nn.Module):

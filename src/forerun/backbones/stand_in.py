@@ -37,7 +37,7 @@ class SlotCache(Cache):
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Keep keys and values [1, G, T, D], and give back those of all slots, [1, G, S, D]."""
         if self.attention.listening:
-            self.attention.hear(key.shape[1], key, value, plain=False)
+            self.attention.hear(key.shape[1], key, value)
             return key, value
         batch, slots = self.attention.running
         layer = self.attention.next_layer()
@@ -119,20 +119,15 @@ class StandInBackbone(LibraryBackbone):
                 f"'{self.config.model_type}' has neither the library's attention interface nor its "
                 "cache, so rows cannot drive it."
             )
+        self._told_positions = self._tell_positions()
         for module in _attention_modules(self.model):
             module.register_forward_pre_hook(self._give_masks, with_kwargs=True)
 
-    def _listen(self) -> None:
-        super()._listen()
-        knows_positions = "position_ids" in self._takes
-        if not knows_positions and not all(self._has_bias(m) for m in self._shown):
-            raise NotAble(
-                f"'{self.config.model_type}' counts positions itself, from the length of its "
-                "cache: rows, which stand at any position, cannot drive it."
-            )
-
-    def _has_bias(self, module: nn.Module) -> bool:
-        return any(self._shown[module].get(name) is not None for name in BIASES)
+    def _knows_positions(self) -> bool:
+        """A bias by position is enough."""
+        return bool(self._told_positions) or all(
+            any(shown[name] is not None for name in BIASES) for shown in self._shown.values()
+        )
 
     def _give_masks(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -145,7 +140,7 @@ class StandInBackbone(LibraryBackbone):
             self._shown[module] = {name: arguments.get(name) for name in names}
             return args, kwargs
         shown = self._shown[module]
-        dtype = arguments["hidden_states"].dtype
+        dtype = next(value.dtype for value in arguments.values() if isinstance(value, Tensor))
         arguments["attention_mask"] = self._masks.like(shown["attention_mask"], dtype)
         for name in BIASES:
             bias = shown[name]

@@ -28,6 +28,8 @@ ROW_ATTENTION = {
     "sliding_attention",
     "chunked_attention",
     "indexed_attention",
+    "mlp",  # layers without attention
+    "moe",
 }
 
 
@@ -40,9 +42,10 @@ class Source:
     gguf: str | None = None
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """What the library's `from_pretrained` takes."""
-        arguments = {"pretrained_model_name_or_path": self.place}
+    def arguments(self) -> dict[str, Any]:
+        """What the library's `from_pretrained` takes. No code of a checkpoint ever runs: unless it
+        is told so, the library asks on the terminal."""
+        arguments = {"pretrained_model_name_or_path": self.place, "trust_remote_code": False}
         if self.gguf:
             arguments["gguf_file"] = self.gguf
         return arguments
@@ -88,11 +91,22 @@ def read_config(source: Source) -> PretrainedConfig:
         with quiet():
             return AutoConfig.from_pretrained(**source.arguments)
     except Exception as error:
+        _refuse_code(source, error)
         hint = ""
         if not Path(source.place).exists():
             hint = " There is no such directory, so it was taken for a hub id."
         raise BadCheckpoint(
             f"model={source.name!r}: its config cannot be read: {first_line(error)}{hint}"
+        ) from error
+
+
+def _refuse_code(source: Source, error: Exception) -> None:
+    """Say so where reading failed because a checkpoint wants its own code to run."""
+    if "trust_remote_code" in str(error):
+        raise BadCheckpoint(
+            f"model={source.name!r} brings Python code of its own for a class that transformers "
+            "does not have. Forerun never runs code of a checkpoint: use one whose model_type "
+            "transformers knows."
         ) from error
 
 
@@ -119,7 +133,7 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
     config = config.get_text_config()
     kind = config.model_type
     layer_types = set(getattr(config, "layer_types", None) or ())
-    if getattr(config, "is_decoder", None) is False:
+    if getattr(config, "is_decoder", None) is False and _is_encoder(config):
         raise NotAble(
             f"'{kind}' is an encoder (is_decoder=False): each token sees the whole text, so there "
             "is no law of the next token."
@@ -132,14 +146,22 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
             )
     unknown_types = layer_types - ROW_ATTENTION
     if unknown_types or not hasattr(config, "num_attention_heads"):
+        words = [name.replace("_", " ") for name in sorted(unknown_types)]
         raise NotAble(
-            f"'{kind}' uses {' and '.join(sorted(unknown_types)) or 'no softmax attention'}: "
-            "linear-attention, convolution and recurrent layers keep no slot per token, so this "
-            "engine refuses them."
+            f"'{kind}' uses {' and '.join(words) or 'no softmax attention'}. Layers that keep "
+            "something else than a key and a value per token (linear attention, convolutions, "
+            "recurrence, compressed keys) cannot be driven by rows, so this engine refuses them."
         )
     settings = getattr(config, "forerun", None) or {}
     if settings.get("family", "causal") != "causal":
         _check_blank_filler(config, layer_types, max_context)
+
+
+def _is_encoder(config: PretrainedConfig) -> bool:
+    """Does the library know this model as one that fills masks, too?"""
+    from transformers import AutoModelForMaskedLM
+
+    return type(config) in AutoModelForMaskedLM._model_mapping
 
 
 def _full_within(config: Any, layer_types: set[str]) -> dict[str, int]:
@@ -184,9 +206,9 @@ def load_weights(
                 **parallel,
                 dtype=dtype or "auto",
                 output_loading_info=True,
-                trust_remote_code=False,
             )
     except Exception as error:
+        _refuse_code(source, error)
         raise BadCheckpoint(
             f"model={source.name!r}: its weights cannot be read: {first_line(error)}"
         ) from error
@@ -244,6 +266,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
         with quiet():
             return AutoTokenizer.from_pretrained(**source.arguments)
     except Exception as error:
+        _refuse_code(source, error)
         raise BadCheckpoint(
             f"model={source.name!r}: its tokenizer cannot be read: {first_line(error)}"
         ) from error
@@ -283,9 +306,9 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
         ) from failure
     if not error < proof.LARGEST_ERROR:
         raise NotAble(
-            f"'{kind}' makes its logits from more than each row's position and the rows that it "
-            f"attends to (they came out {error:.1%} off its own forward), so this engine refuses "
-            "it."
+            f"'{kind}' is refused: run by rows, its logits came out {error:.1%} off its own "
+            "forward. It depends on more than each row's position and the rows that it attends "
+            "to, or counts positions in a way of its own."
         )
     return backbone
 
