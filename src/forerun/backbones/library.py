@@ -73,9 +73,7 @@ class RowAttention:
         self._next += 1
         return self._next - 1
 
-    def hear(
-        self, heads: int, key: Tensor, value: Tensor, how: ScoreOptions | None = None
-    ) -> None:
+    def hear(self, heads: int, key: Tensor, value: Tensor, how: ScoreOptions | None = None) -> None:
         size = LayerSize(key.shape[1], key.shape[-1], value.shape[-1])
         window = None if how is None else how.window
         plain = how is not None and how.plain and size.key_dim == size.value_dim
@@ -236,7 +234,9 @@ class LibraryBackbone(SlottedBackbone):
         return sizes * 2 if self._anew else sizes
 
     def bytes_per_lane(self, context: int) -> int:
-        per_slot = sum(size.key_heads * (size.key_dim + size.value_dim) for size in self.layer_sizes())
+        per_slot = sum(
+            size.key_heads * (size.key_dim + size.value_dim) for size in self.layer_sizes()
+        )
         return per_slot * context * self.dtype.itemsize
 
     def make_slots(self, lanes: int, context: int) -> Slots:

@@ -31,10 +31,14 @@ def changes(rotary: Any) -> bool:
     return any(kind in CHANGING for kind in rope_types(rotary).values())
 
 
-def trained_context(config: Any) -> int:
+def trained_context(config: Any, layer_type: str | None = None) -> int:
     """How many positions the rotations were made for before they were stretched."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    rope = rope.get(layer_type, rope)
+    trained = None
+    if rope.get("rope_type") == "longrope":
+        trained = rope.get("original_max_position_embeddings")
+    return trained or config.max_position_embeddings
 
 
 def begins_anew(config: Any, context: int) -> bool:
@@ -58,7 +62,8 @@ def rotations(
     kind = rope_types(rotary).get(layer_type)
     if kind not in CHANGING:
         return rotary(x, positions, **options)
-    trained = min(trained_context(rotary.config), context)
+    rotary(x, positions[:, :1], **options)  # it may still be stretched by an earlier text
+    trained = min(trained_context(rotary.config, layer_type), context)
     # Past the trained context every position has dynamic frequencies of its own; long factors are
     # the same for all.
     piece = 1 if kind == "dynamic" else context

@@ -34,8 +34,11 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.attention = attention
 
-    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Keep keys and values [1, G, T, D], and give back those of all slots, [1, G, S, D]."""
+        key, value = key_states, value_states
         if self.attention.listening:
             self.attention.hear(key.shape[1], key, value)
             return key, value

@@ -138,12 +138,6 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
             f"'{kind}' is an encoder (is_decoder=False): each token sees the whole text, so there "
             "is no law of the next token."
         )
-    for limited, within in _full_within(config, layer_types).items():
-        if max_context is None or max_context > within:
-            raise NotAble(
-                f"'{kind}' uses {limited}, which this engine does not express. Within "
-                f"max_context={within} it is full attention: load it with that."
-            )
     unknown_types = layer_types - ROW_ATTENTION
     if unknown_types or not hasattr(config, "num_attention_heads"):
         words = [name.replace("_", " ") for name in sorted(unknown_types)]
@@ -152,6 +146,12 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
             "something else than a key and a value per token (linear attention, convolutions, "
             "recurrence, compressed keys) cannot be driven by rows, so this engine refuses them."
         )
+    for limited, within in _full_within(config, layer_types).items():
+        if max_context is None or max_context > within:
+            raise NotAble(
+                f"'{kind}' uses {limited}, which this engine does not express. Within "
+                f"max_context={within} it is full attention: load it with that."
+            )
     settings = getattr(config, "forerun", None) or {}
     if settings.get("family", "causal") != "causal":
         _check_blank_filler(config, layer_types, max_context)
