@@ -109,6 +109,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     ),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], num_layers=2, window_size=WINDOW),
     "lfm2_moe": dict(layer_types=["full_attention", "conv", "full_attention"]),
+    "llama4_text": dict(no_rope_layers=[1, 0, 1], floor_scale=8, attn_scale=0.5),
     "longcat_flash": dict(num_layers=2, zero_expert_num=2, qk_head_dim=16, **LATENT),
     "ministral": dict(head_dim=16, **ALTERNATING),
     "modernbert-decoder": dict(

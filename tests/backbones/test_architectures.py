@@ -9,7 +9,7 @@ import torch
 
 import forerun
 from bench import architectures
-from forerun.backbones import library, proof
+from forerun.backbones import attention, library, proof
 from forerun.checkpoints import hub
 from forerun.errors import NotAble
 from tests.helpers import ROOT
@@ -31,6 +31,7 @@ LONG = 26  # new tokens, far past a window of 16 and a trained context of 24
         ("gpt_oss", INTERFACE),  # sinks
         ("granite", INTERFACE),
         ("jetmoe", INTERFACE),
+        ("llama4_text", INTERFACE),  # queries are scaled by position
         ("mistral", INTERFACE),
         ("nemotron", INTERFACE),
         ("olmo3", INTERFACE),
@@ -45,6 +46,12 @@ LONG = 26  # new tokens, far past a window of 16 and a trained context of 24
 )
 def test_it_writes_what_the_library_writes(name, driver):
     assert architectures.judge(name) == architectures.Verdict(name, "equal", driver)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral"])
+def test_it_does_so_with_all_sequences_in_one_call_of_attention(name, monkeypatch):
+    monkeypatch.setattr(attention, "_one_by_one", attention._side_by_side)
+    assert architectures.judge(name).outcome == "equal"
 
 
 def test_falcon_with_alibi_writes_what_the_library_writes():

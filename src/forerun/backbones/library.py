@@ -79,6 +79,14 @@ class RowAttention:
         plain = how is not None and how.plain and size.key_dim == size.value_dim
         self.heard.append(HeardLayer(heads, size, window, plain))
 
+    def temperatures(self, module: Any) -> Tensor | float:
+        """By what Llama 4 multiplies the query of each row, [T, 1]. It counts rows from the first of
+        a forward; here they go by their positions."""
+        if self._batch is None:
+            return 1.0
+        steps_T = torch.floor((self._batch.positions_T + 1.0) / module.floor_scale)
+        return (torch.log1p(steps_T) * module.attn_scale + 1.0)[:, None]
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
         """Tensors come as [1, heads, T, D], rotated already; [1, T, heads, D] goes back."""
         heads = query.shape[1]
@@ -123,6 +131,8 @@ def _interface(  # noqa: PLR0913 - the library calls it so
 ) -> tuple[Tensor, None]:
     """What `transformers` calls in place of its attention."""
     attention: RowAttention = module.row_attention
+    if getattr(module, "tuned_by_rows", False):
+        query = query * attention.temperatures(module)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     how = ScoreOptions(scale, sliding_window or _window_of(module), softcap, s_aux)
     return attention(query, key, value, how), None
@@ -183,6 +193,9 @@ class LibraryBackbone(SlottedBackbone):
         self._told_positions = self._tell_positions()
         for module in self.model.modules():
             module.row_attention = self.attention
+            if getattr(module, "attn_temperature_tuning", False):
+                module.attn_temperature_tuning = False
+                module.tuned_by_rows = not module.use_rope
 
     def _tell_positions(self) -> int:
         """Where a model takes no positions, tell them to its position embeddings, which else count

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forerun.engine.backbone import SlottedBackbone
+from forerun.backbones.library import processes
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.sequence.rows import Plan, causal_rows
@@ -22,7 +22,9 @@ from forerun.sequence.rows import Plan, causal_rows
 ROWS = 8
 STEPS = ((5, 0), (8, 5))  # rows in the plan, first row that runs
 NEIGHBOUR = 3  # rows of another sequence in the first step
-LARGEST_ERROR = 1e-3  # of the largest logit
+# of the largest logit, and what rounding makes of it where a proof runs in half precision
+LARGEST_ERROR = 1e-3
+LARGEST_ROUNDED_ERROR = 5e-2
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -57,10 +59,16 @@ def proof_error(backbone: Any, own_V: Tensor) -> float:
     return (difference / own_V.abs().max()).item()
 
 
-def _float_slots(backbone: SlottedBackbone) -> Slots:
+def largest_error(backbone: Any) -> float:
+    """What a proof may be off."""
+    rounds = backbone.dtype in HALF and processes(backbone.model) > 1
+    return LARGEST_ROUNDED_ERROR if rounds else LARGEST_ERROR
+
+
+def _float_slots(backbone: Any) -> Slots:
     """Slots for the proof, in the precision in which it runs."""
     own = backbone.dtype
-    if own in HALF:
+    if own in HALF and processes(backbone.model) == 1:
         backbone.dtype = torch.float32
     try:
         return backbone.make_slots(2, ROWS)
@@ -69,9 +77,10 @@ def _float_slots(backbone: SlottedBackbone) -> Slots:
 
 
 @contextmanager
-def widened(model: nn.Module) -> Iterator[None]:
+def widened(model: Any) -> Iterator[None]:
     """Run a model in float32: each module has its weights in float32 while it runs, one module at a
-    time, so that no second copy of a large model is needed."""
+    time, so that no second copy of a large model is needed. A model that is split over processes
+    keeps its precision."""
     handles = []
     held: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -85,7 +94,7 @@ def widened(model: nn.Module) -> Iterator[None]:
         for tensor, data in held.pop(id(module), []):
             tensor.data = data
 
-    for module in model.modules():
+    for module in model.modules() if processes(model) == 1 else ():
         if any(tensor.dtype in HALF for tensor in _own_tensors(module)):
             handles.append(module.register_forward_pre_hook(widen))
             handles.append(module.register_forward_hook(narrow, always_call=True))

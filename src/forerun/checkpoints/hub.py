@@ -171,6 +171,9 @@ def _full_within(config: Any, layer_types: set[str]) -> dict[str, int]:
         found["attention in chunks"] = config.attention_chunk_size
     if getattr(config, "index_topk", None):
         found["an index of the tokens to attend to"] = config.index_topk
+    if getattr(config, "index_topk_blocks", None):
+        within = config.index_topk_blocks * config.index_block_size
+        found["an index of the blocks to attend to"] = within
     return found
 
 
@@ -304,7 +307,7 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
         raise NotAble(
             f"'{kind}' cannot be driven by rows: running it failed with {first_line(failure)}"
         ) from failure
-    if not error < proof.LARGEST_ERROR:
+    if not error < proof.largest_error(backbone):
         raise NotAble(
             f"'{kind}' is refused: run by rows, its logits came out {error:.1%} off its own "
             "forward. It depends on more than each row's position and the rows that it attends "
