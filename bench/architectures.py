@@ -182,24 +182,30 @@ def judge(name: str, **changes: Any) -> Verdict:
     """Build one architecture, and compare what we write with what the library writes."""
     try:
         network = build(name, **changes)
-        expected, logprobs = own_answer(network)
     except Exception as error:
         return Verdict(name, "not built", first_line(error))
     try:
+        answer, trouble = own_answer(network), ""
+    except Exception as error:  # it may still be refused for a reason
+        answer, trouble = ([], []), first_line(error)
+    try:
         model = forerun.from_network(network, None, lanes=2, max_context=CONTEXT)
-        for method in METHODS:
-            error = compare(model, method, expected, logprobs)
-            if error:
-                return Verdict(name, "wrong", error)
+        wrong = [error for method in METHODS if (error := compare(model, method, *answer))]
     except forerun.ForerunError as error:
         return Verdict(name, "refused", str(error).partition("\n")[0])
     except Exception as error:
-        return Verdict(name, "crashed", first_line(error))
+        return Verdict(name, "not built" if trouble else "crashed", trouble or first_line(error))
+    if trouble:
+        return Verdict(name, "not built", trouble)
+    if wrong:
+        return Verdict(name, "wrong", wrong[0])
     return Verdict(name, "equal", DRIVERS[type(model.backbone).__name__])
 
 
 def compare(model: forerun.Model, method: str, tokens: list[int], logprobs: list[float]) -> str:
     """What is wrong with what a method writes, beside another sequence; nothing, if it is equal."""
+    if not tokens:
+        return ""
     prompts = [PROMPT, PROMPT[2:]]
     options: Any = dict(max_tokens=len(tokens), ignore_eos=True, logprobs=0)
     found = model.generate(prompts, method=method, **options)[0]
@@ -240,8 +246,14 @@ def page(verdicts: list[Verdict]) -> str:
     for outcome in OUTCOMES[1:]:
         if count[outcome]:
             lines += ["", f"| {outcome} | why |", "|---|---|"]
-            lines += [f"| `{v.name}` | {v.why.replace('|', ' ')} |" for v in count[outcome]]
+            lines += [f"| `{v.name}` | {brief(v)} |" for v in count[outcome]]
     return "\n".join(lines)
+
+
+def brief(verdict: Verdict) -> str:
+    """The first sentence of a reason, without the name."""
+    why = verdict.why.removeprefix(f"'{verdict.name}' ").partition(". ")[0]
+    return why.replace("|", " ").removesuffix(".")
 
 
 def main() -> None:

@@ -6,10 +6,11 @@ import re
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import forerun
 from bench import architectures
-from forerun.backbones import attention, library, proof
+from forerun.backbones import attention, interface, proof
 from forerun.checkpoints import hub
 from forerun.errors import NotAble
 from tests.helpers import ROOT
@@ -80,6 +81,7 @@ def written(model, max_tokens=LONG, **options):
 def generated(name, **changes):
     network = architectures.build(name, **changes)
     inputs = torch.tensor([PROMPT])
+    network.generation_config = GenerationConfig()
     everything = dict(attention_mask=torch.ones_like(inputs), max_new_tokens=LONG, do_sample=False)
     return network.generate(inputs, **everything)[0, len(PROMPT) :].tolist()
 
@@ -153,8 +155,8 @@ def test_the_proof_finds_a_cap_that_is_dropped_in_any_precision(dtype, monkeypat
     def without_cap(scale, window=None, softcap=None, sinks_H=None):
         return options(scale, window, None, sinks_H)
 
-    options = library.ScoreOptions
-    monkeypatch.setattr(library, "ScoreOptions", without_cap)
+    options = interface.ScoreOptions
+    monkeypatch.setattr(interface, "ScoreOptions", without_cap)
     with pytest.raises(NotAble, match=r"'gemma2' is refused.*off its own forward"):
         hub.backbone_of(
             architectures.build("gemma2", **changes).to(dtype), architectures.VOCABULARY, 64
@@ -183,9 +185,34 @@ def test_what_depends_on_more_than_attention_is_refused(name):
     assert verdict.outcome == "refused" and "off its own forward" in verdict.why
 
 
+def test_a_network_that_was_refused_stays_refused():
+    network = architectures.build("doge")
+    for words in ("off its own forward", "refused before"):
+        with pytest.raises(NotAble, match=words):
+            hub.backbone_of(network, architectures.VOCABULARY, 64)
+
+
 def test_a_window_that_only_the_cache_knows_is_refused():
     verdict = architectures.judge("moshi")
     assert verdict.outcome == "refused" and "max_context=16" in verdict.why
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "bloom", "gpt_neo", "marian"])
+def test_two_models_may_drive_one_network(name):
+    network = architectures.build(name)
+    short = forerun.from_network(network, None, lanes=1, max_context=20)
+    long = forerun.from_network(network, None, lanes=1, max_context=80)
+    expected = generated(name)
+    assert written(short, max_tokens=8) == expected[:8]
+    assert written(long) == expected
+    assert written(short, max_tokens=8) == expected[:8]
+
+
+def test_a_network_that_runs_rows_does_not_quietly_run_anything_else():
+    network = architectures.build("gpt2")
+    forerun.from_network(network, None, lanes=1, max_context=20)
+    with pytest.raises(RuntimeError, match="runs rows for Forerun"):
+        network(torch.tensor([PROMPT]))
 
 
 def test_slots_are_as_large_as_each_layer_needs():

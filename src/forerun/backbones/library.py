@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.interface import INTERFACE, RowAttention, RowDriver, ScoreOptions
 from forerun.backbones.rotary import begins_anew, replace_changing, trained_context
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import LayerSize, Slots, SlotShape
@@ -26,129 +24,7 @@ from forerun.errors import NotAble
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-INTERFACE = "forerun"
 LISTENING = 3  # tokens of the forward in which a model shows what it keeps
-
-
-@dataclass(frozen=True)
-class HeardLayer:
-    """What one layer keeps per slot, how far it looks back, and whether it attends in the plain way
-    that kernels know."""
-
-    heads: int
-    size: LayerSize
-    window: int | None = None
-    plain: bool = False
-
-
-class RowAttention:
-    """The attention of a model that is being run: it knows the rows and their slots, and which
-    layer comes next. A model asks once per layer, in every forward in the same order.
-
-    Before there are rows it only listens, and notes what each layer keeps.
-    """
-
-    def __init__(self, context: int):
-        self.context = context
-        self.heard: list[HeardLayer] = []
-        self._batch: Batch | None = None
-        self._slots: Slots | None = None
-        self._next = 0
-
-    def begin(self, batch: Batch, slots: Slots, first_layer: int = 0) -> None:
-        self._batch = batch
-        self._slots = slots
-        self._next = first_layer
-
-    @property
-    def running(self) -> tuple[Batch, Slots]:
-        assert self._batch is not None and self._slots is not None, "a forward has begun"
-        return self._batch, self._slots
-
-    @property
-    def listening(self) -> bool:
-        return self._batch is None
-
-    def next_layer(self) -> int:
-        self._next += 1
-        return self._next - 1
-
-    def hear(self, heads: int, key: Tensor, value: Tensor, how: ScoreOptions | None = None) -> None:
-        size = LayerSize(key.shape[1], key.shape[-1], value.shape[-1])
-        window = None if how is None else how.window
-        plain = how is not None and how.plain and size.key_dim == size.value_dim
-        self.heard.append(HeardLayer(heads, size, window, plain))
-
-    def temperatures(self, module: Any) -> Tensor | float:
-        """By what Llama 4 multiplies the query of each row, [T, 1]. It counts rows from the first of
-        a forward; here they go by their positions."""
-        if self._batch is None:
-            return 1.0
-        steps_T = torch.floor((self._batch.positions_T + 1.0) / module.floor_scale)
-        return (torch.log1p(steps_T) * module.attn_scale + 1.0)[:, None]
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: ScoreOptions) -> Tensor:
-        """Tensors come as [1, heads, T, D], rotated already; [1, T, heads, D] goes back."""
-        heads = query.shape[1]
-        if how.window is not None and how.window >= self.context:
-            how = replace(how, window=None)  # no row is so far from another
-        if self.listening:
-            self.hear(heads, key, value, how)
-            return query.new_zeros(1, query.shape[2], heads, value.shape[-1])
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        batch, slots = self.running
-        call = LayerAttention(
-            self.next_layer(), batch, slots, how.scale, how.window, how.softcap, how.sinks_H
-        )
-        return attend(q, k, v, call).view(1, q.shape[0], heads, -1)
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """How a layer makes and masks its scores."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks_H: Tensor | None = None
-
-    @property
-    def plain(self) -> bool:
-        return self.window is None and self.softcap is None and self.sinks_H is None
-
-
-def _interface(  # noqa: PLR0913 - the library calls it so
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """What `transformers` calls in place of its attention."""
-    attention: RowAttention = module.row_attention
-    if getattr(module, "tuned_by_rows", False):
-        query = query * attention.temperatures(module)
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    how = ScoreOptions(scale, sliding_window or _window_of(module), softcap, s_aux)
-    return attention(query, key, value, how), None
-
-
-AttentionInterface.register(INTERFACE, _interface)
-
-
-def _window_of(module: Any) -> int | None:
-    """The window of a layer that does not tell its attention."""
-    config = getattr(module, "config", None)
-    types = getattr(config, "layer_types", None)
-    index = getattr(module, "layer_idx", None)
-    if not types or index is None or types[index] != "sliding_attention":
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 def processes(model: PreTrainedModel) -> int:
@@ -191,8 +67,8 @@ class LibraryBackbone(SlottedBackbone):
             replace_neo_attention(self.model)
         self.model.set_attn_implementation(INTERFACE)
         self._told_positions = self._tell_positions()
+        self.driver = RowDriver.of(self.model)
         for module in self.model.modules():
-            module.row_attention = self.attention
             if getattr(module, "attn_temperature_tuning", False):
                 module.attn_temperature_tuning = False
                 module.tuned_by_rows = not module.use_rope
@@ -202,7 +78,9 @@ class LibraryBackbone(SlottedBackbone):
         from the length of a cache."""
 
         def tell(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {**kwargs, "position_ids": self._positions_T}
+            if self._drives:
+                kwargs = {**kwargs, "position_ids": self._positions_T}
+            return args, kwargs
 
         if "position_ids" in self._takes:
             return 0
@@ -276,6 +154,10 @@ class LibraryBackbone(SlottedBackbone):
         self.attention.begin(batch, slots, first_layer)
         return self._call(batch.tokens_T[None], batch.positions_T[None], batch.reads_R)
 
+    @property
+    def _drives(self) -> bool:
+        return self.driver.attention is self.attention
+
     def _call(
         self, tokens: Tensor, positions: Tensor, reads_R: Tensor | None = None, **options: Any
     ) -> Tensor:
@@ -290,7 +172,11 @@ class LibraryBackbone(SlottedBackbone):
         if keeps:
             options["logits_to_keep"] = reads_R
         options = {name: value for name, value in options.items() if name in self._takes}
-        logits_TV = self.model(input_ids=tokens, **options).logits[0]
+        self.driver.attention = self.attention
+        try:
+            logits_TV = self.model(input_ids=tokens, **options).logits[0]
+        finally:
+            self.driver.attention = None
         rows = logits_TV if keeps or reads_R is None else logits_TV[reads_R]
         return rows[:, : self.vocab]
 
@@ -309,7 +195,7 @@ class NeoAttention(nn.Module):
     replaces it and keeps its projections.
     """
 
-    row_attention: RowAttention
+    row_driver: RowDriver
 
     def __init__(self, original: Any, window: int | None):
         super().__init__()
@@ -325,7 +211,7 @@ class NeoAttention(nn.Module):
             proj(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = self.row_attention(q, k, v, ScoreOptions(1.0, self.window))
+        out = self.row_driver.current()(q, k, v, ScoreOptions(1.0, self.window))
         return self.out_proj(out.flatten(2)), None
 
 
@@ -333,5 +219,7 @@ def replace_neo_attention(model: PreTrainedModel) -> None:
     base: Any = model.transformer
     for block in base.h:
         original = block.attn.attention
+        if isinstance(original, NeoAttention):
+            continue  # another backbone drives this network too
         window = model.config.window_size if original.attention_type == "local" else None
         block.attn.attention = NeoAttention(original, window)

@@ -94,6 +94,11 @@ class PositionTable(nn.Module):
             return table[0][position_ids]
         return tuple(part[0][position_ids].to(x.dtype) for part in table)
 
+    def grow(self, context: int) -> None:
+        if context > self.context:
+            self.context = context
+            self._tables.clear()
+
     def _table(self, device: torch.device, layer_type: str | None) -> Any:
         if not self.anew:
             return rotations(self.rotary, self.context, device, layer_type)
@@ -102,11 +107,15 @@ class PositionTable(nn.Module):
 
 
 def replace_changing(model: nn.Module, context: int) -> list[PositionTable]:
-    """Put a table in the place of every rotary module that changes as the text grows."""
+    """Put a table in the place of every rotary module that changes as the text grows. One that is
+    there already grows."""
     tables = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if changes(child) and not isinstance(parent, PositionTable):
+            if isinstance(child, PositionTable):
+                child.grow(context)
+                tables.append(child)
+            elif changes(child) and not isinstance(parent, PositionTable):
                 table = PositionTable(child, context)
                 setattr(parent, name, table)
                 tables.append(table)

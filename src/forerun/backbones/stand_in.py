@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from forerun.backbones.library import LibraryBackbone, RowAttention
+from forerun.backbones.interface import RowAttention, RowDriver
+from forerun.backbones.library import LibraryBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, visible
 from forerun.errors import NotAble
@@ -122,6 +123,7 @@ class StandInBackbone(LibraryBackbone):
                 f"'{self.config.model_type}' has neither the library's attention interface nor its "
                 "cache, so rows cannot drive it."
             )
+        self.driver = RowDriver.of(self.model)
         self._told_positions = self._tell_positions()
         for module in _attention_modules(self.model):
             module.register_forward_pre_hook(self._give_masks, with_kwargs=True)
@@ -135,6 +137,8 @@ class StandInBackbone(LibraryBackbone):
     def _give_masks(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self._drives:
+            return args, kwargs
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs)
         arguments = dict(given.arguments)
         extra = arguments.pop("kwargs", {})

@@ -295,11 +295,15 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
     from forerun.backbones.stand_in import StandInBackbone
 
     kind = network.config.model_type
-    error = 0.0
+    driver = getattr(network, "row_driver", None)
+    drive = LibraryBackbone if speaks_interface(network) else StandInBackbone
+    if driver is not None and driver.proven:  # by another backbone
+        return drive(network, vocab, context)
+    if driver is not None:
+        raise NotAble(f"'{kind}': this network was refused before. Load it anew to try again.")
     try:
         own = proof.own_logits(network, vocab)
-        by_interface = speaks_interface(network)
-        backbone = (LibraryBackbone if by_interface else StandInBackbone)(network, vocab, context)
+        backbone = drive(network, vocab, context)
         error = proof.proof_error(backbone, own)
     except ForerunError:
         raise
@@ -313,6 +317,7 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
             "forward. It depends on more than each row's position and the rows that it attends "
             "to, or counts positions in a way of its own."
         )
+    backbone.driver.proven = True
     return backbone
 
 
