@@ -141,6 +141,7 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
     unknown_types = layer_types - ROW_ATTENTION
     if unknown_types or not hasattr(config, "num_attention_heads"):
         words = [name.replace("_", " ") for name in sorted(unknown_types)]
+        words = [word if "attention" in word else f"{word} layers" for word in words]
         raise NotAble(
             f"'{kind}' uses {' and '.join(words) or 'no softmax attention'}. Layers that keep "
             "something else than a key and a value per token (linear attention, convolutions, "
@@ -323,8 +324,10 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
 
 def speaks_interface(network: PreTrainedModel) -> bool:
     """Does a network compute attention through the library's interface (or ours, for GPT-Neo)?"""
-    source = inspect.getmodule(type(network))
-    return network.config.model_type == "gpt_neo" or hasattr(source, "ALL_ATTENTION_FUNCTIONS")
+    sources = {inspect.getmodule(type(module)) for module in network.modules()}
+    return network.config.model_type == "gpt_neo" or any(
+        hasattr(source, "ALL_ATTENTION_FUNCTIONS") for source in sources
+    )
 
 
 def eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
