@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forerun.backbones import attention, lean, library
+from forerun.backbones import attention, lean, library, proof
 from forerun.backbones.dit import DiTBackbone, DiTShape, tensor_shapes
 from forerun.backbones.table import TableBackbone
 from forerun.backbones.translated import TranslatedBackbone
@@ -303,3 +303,5 @@ def test_a_config_that_names_a_quantisation_is_enough():
     net = tiny.build("llama")
     net.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     assert not lean.fits(net, 160)
+    b = library.LibraryBackbone(net, tiny.VOCAB, 160)
+    assert proof.largest_error(b) == proof.LARGEST_ROUNDED_ERROR

@@ -22,7 +22,7 @@ from forerun.sequence.rows import Plan, causal_rows
 ROWS = 8
 STEPS = ((5, 0), (8, 5))  # rows in the plan, first row that runs
 NEIGHBOUR = 3  # rows of another sequence in the first step
-# of the largest logit, and what rounding makes of it where a proof runs in half precision
+# of the largest logit, and what rounding makes of it where a proof cannot run in float32
 LARGEST_ERROR = 1e-3
 LARGEST_ROUNDED_ERROR = 5e-2
 HALF = (torch.float16, torch.bfloat16)
@@ -60,9 +60,10 @@ def proof_error(backbone: Any, own_V: Tensor) -> float:
 
 
 def largest_error(backbone: Any) -> float:
-    """What a proof may be off."""
-    rounds = backbone.dtype in HALF and processes(backbone.model) > 1
-    return LARGEST_ROUNDED_ERROR if rounds else LARGEST_ERROR
+    """What a proof may be off. Quantised layers may round a row by the rows beside it."""
+    split = backbone.dtype in HALF and processes(backbone.model) > 1
+    quantised = getattr(backbone.model.config, "quantization_config", None) is not None
+    return LARGEST_ROUNDED_ERROR if split or quantised else LARGEST_ERROR
 
 
 def _float_slots(backbone: Any) -> Slots:
