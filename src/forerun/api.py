@@ -180,7 +180,9 @@ def longest_context(config: Any) -> int:
     for name in ("max_position_embeddings", "n_positions"):
         positions = getattr(config, name, None)
         if positions:
-            return positions
+            rope = getattr(config, "rope_parameters", None) or {}
+            stretched = rope.get("rope_type") == "dynamic"
+            return int(positions * rope.get("factor", 1)) if stretched else positions
     return DEFAULT_CONTEXT
 
 

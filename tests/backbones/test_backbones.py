@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forerun.backbones import attention, lean, library
+from forerun.backbones import attention, lean, library, proof
 from forerun.backbones.dit import DiTBackbone, DiTShape, tensor_shapes
 from forerun.backbones.table import TableBackbone
 from forerun.backbones.translated import TranslatedBackbone
@@ -207,35 +207,54 @@ def test_an_architecture_nobody_listed_runs_if_it_proves_itself(model_type):
     )
 
 
-def test_attention_that_rows_do_not_express_is_refused_by_name():
-    config = AutoConfig.for_model("bloom", hidden_size=32, n_layer=2, n_head=2, vocab_size=50)
-    with pytest.raises(NotAble, match="bloom"):
-        hub.backbone_of(
-            AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), 50, 64
-        )
-
-
 @pytest.mark.parametrize(
     "model_type, changes, word",
     [
-        ("mistral", {"sliding_window": 16}, "sliding-window"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
-            "sliding-window",
-        ),
-        ("gemma3_text", {"head_dim": 16}, "sliding-window"),
-        ("qwen3_next", {}, "linear"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "dynamic",
-        ),
+        ("qwen3_next", {}, "linear attention"),
+        ("llama4_text", {"attention_chunk_size": 16}, "in chunks.*max_context=16"),
+        ("deepseek_v32", {"index_topk": 24}, "an index of.*max_context=24"),
+        ("deepseek_v4", {}, "compressed"),
+        ("bert", {}, "an encoder"),
     ],
 )
-def test_windows_and_linear_attention_are_refused_by_name(model_type, changes, word):
+def test_attention_that_rows_do_not_express_is_refused_by_its_name(model_type, changes, word):
     with pytest.raises(NotAble, match=f"'{model_type}'.*{word}"):
         hub.check_attention(small_config(model_type, **changes), None)
+
+
+@pytest.mark.parametrize(
+    "model_type, changes",
+    [
+        ("llama4_text", {"attention_chunk_size": 16}),
+        ("deepseek_v32", {"index_topk": 16}),
+        ("bert", {"is_decoder": True}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_attention_that_is_full_within_the_context_is_not_refused(model_type, changes):
+    hub.check_attention(small_config(model_type, **changes), max_context=16)
+
+
+@pytest.mark.parametrize(
+    "model_type, word",
+    [
+        ("t5", "an encoder with a decoder"),
+        ("bart", "an encoder with a decoder"),
+        ("vit", "a model of images"),
+        ("llava", "a model of images"),
+        ("distilbert", "no language model"),
+    ],
+)
+def test_what_does_not_write_from_left_to_right_is_refused_as_that(model_type, word):
+    with pytest.raises(NotAble, match=f"'{model_type}' is {word}"):
+        hub.check_causal(AutoConfig.for_model(model_type))
+
+
+def test_a_model_that_fills_blanks_may_not_slide():
+    config = small_config("mistral", sliding_window=16, forerun={"family": "masked"})
+    with pytest.raises(NotAble, match=r"fills blanks.*max_context=16"):
+        hub.check_attention(config, None)
+    hub.check_attention(config, max_context=16)
 
 
 def test_mamba_is_refused_by_name():
@@ -243,5 +262,46 @@ def test_mamba_is_refused_by_name():
         hub.check_attention(AutoConfig.for_model("mamba"), None)
 
 
-def test_a_window_that_never_bites_is_full_attention():
-    hub.check_attention(small_config("mistral", sliding_window=16), max_context=16)
+@pytest.mark.parametrize("window, kind", [(16, library.LibraryBackbone), (160, lean.LeanBackbone)])
+def test_a_window_that_never_bites_is_full_attention(window, kind):
+    net = AutoModelForCausalLM.from_config(small_config("mistral", sliding_window=window)).eval()
+    assert type(hub.backbone_of(net, 50, 160)) is kind
+
+
+class PackedLinear(torch.nn.Linear):
+    """Stands for a quantised layer: its weight is packed, and only its forward can read it."""
+
+    def __init__(self, plain):
+        super().__init__(plain.in_features, plain.out_features, plain.bias is not None)
+        self.weight = torch.nn.Parameter(plain.weight.to(torch.bfloat16).view(torch.uint8), False)
+        self.bias = plain.bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(
+            x, self.weight.view(torch.bfloat16).to(x.dtype), self.bias
+        )
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_quantised_weights_do_not_go_to_the_lean_decoder(arch):
+    net = tiny.build(arch)
+    for layer in net.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(block, name, PackedLinear(child))
+    text = list(range(30, 50))
+    with torch.inference_mode():
+        expected = net(torch.tensor([text])).logits[0, -1:]
+    b = hub.backbone_of(net, tiny.VOCAB, 160)
+    assert type(b) is library.LibraryBackbone
+    ours = run(b, b.make_slots(1, 160), (0, plan(text), 0))
+    assert close(ours, expected, torch.float32, arch)
+
+
+def test_a_config_that_names_a_quantisation_is_enough():
+    net = tiny.build("llama")
+    net.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    assert not lean.fits(net, 160)
+    b = library.LibraryBackbone(net, tiny.VOCAB, 160)
+    assert proof.largest_error(b) == proof.LARGEST_ROUNDED_ERROR

@@ -97,14 +97,59 @@ def test_a_truncated_file_is_refused(saved):
         forerun.load(str(saved))
 
 
-def test_a_sliding_window_is_refused_before_its_weights_are_read(saved):
-    config = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(
-        json.dumps({**config, "model_type": "mistral", "sliding_window": 64, "architectures": None})
-    )
+def rewrite_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "model_type, words",
+    [("qwen3_next", "linear attention"), ("t5", "an encoder with a decoder"), ("bert", "encoder")],
+)
+def test_what_cannot_be_driven_is_refused_before_its_weights_are_read(saved, model_type, words):
+    rewrite_json(saved / "config.json", model_type=model_type, architectures=None, layer_types=None)
     (saved / "model.safetensors").unlink()
-    with pytest.raises(NotAble, match=r"mistral.*sliding-window"):
+    with pytest.raises(NotAble, match=f"'{model_type}'.*{words}"):
         forerun.load(str(saved))
+
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).touch()
+from transformers import LlamaConfig as OwnConfig, PreTrainedTokenizerFast as OwnTokenizer
+"""
+
+
+@pytest.fixture
+def with_code(saved, monkeypatch):
+    """A checkpoint that brings code, and a user who would say yes to it."""
+    (saved / "own.py").write_text(CODE.format(marker=str(saved / "it ran")))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return saved
+
+
+def test_code_for_a_config_never_runs(with_code):
+    auto_map = {"AutoConfig": "own.OwnConfig"}
+    rewrite_json(with_code / "config.json", model_type="own", auto_map=auto_map)
+    with pytest.raises(BadCheckpoint, match="never runs code"):
+        forerun.load(str(with_code))
+    assert not (with_code / "it ran").exists()
+
+
+def test_code_for_a_tokenizer_never_runs(with_code):
+    auto_map = {"AutoTokenizer": ["own.OwnTokenizer", None]}
+    rewrite_json(
+        with_code / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=auto_map
+    )
+    with pytest.raises(BadCheckpoint, match="never runs code"):
+        forerun.load(str(with_code))
+    assert not (with_code / "it ran").exists()
+
+
+def test_a_class_of_the_library_is_used_though_the_checkpoint_brings_code(with_code):
+    rewrite_json(with_code / "config.json", auto_map={"AutoConfig": "own.OwnConfig"})
+    model = forerun.load(str(with_code), lanes=1)
+    assert model.generate([1, 2], max_tokens=2, ignore_eos=True).token_ids
+    assert not (with_code / "it ran").exists()
 
 
 def test_padded_embeddings_are_never_generated():

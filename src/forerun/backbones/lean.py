@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.rotary import rotations
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, Tiles
@@ -47,6 +48,24 @@ class Layer:
     down_bias: Tensor | None
 
 
+def fits(model: PreTrainedModel, context: int) -> bool:
+    """Is this a network of the Llama shape, with plain weights, and full attention within so many
+    positions?"""
+    config: Any = model.config
+    if config.model_type not in SHAPES or getattr(config, "hidden_act", None) != "silu":
+        return False
+    # Quantised weights are packed, in layers of a class of their own.
+    base: Any = model.model
+    parts = [part for layer in base.layers for part in (*_projections(layer), *_gates(layer))]
+    parts += [end for layer in base.layers for end in (layer.self_attn.o_proj, layer.mlp.down_proj)]
+    quantised = getattr(config, "quantization_config", None) is not None
+    if quantised or not all(type(part) is nn.Linear for part in parts):
+        return False
+    types = getattr(config, "layer_types", None) or ["sliding_attention"]
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
+    return window is None or window >= context
+
+
 class LeanBackbone(SlottedBackbone):
     """Rows to logits. It takes the weights over from a `transformers` model, which is not needed
     afterwards."""
@@ -72,8 +91,9 @@ class LeanBackbone(SlottedBackbone):
         self.norm: Tensor = base.norm.weight.detach()
         self.head = _transposed(head.weight.detach()[:vocab])
         self.stack = [_take_layer(layer) for layer in base.layers]
-        positions = torch.arange(context, device=self.device)[None]
-        cos, sin = base.rotary_emb(self.embed.new_zeros(1), positions)
+        cos, sin = (
+            part.to(self.dtype) for part in rotations(base.rotary_emb, context, self.device)
+        )
         half = self.head_dim // 2
         # rotate_half(x) * sin == roll(x) * (sin with its first half negated): no negation and no
         # cat in every layer.
@@ -151,13 +171,21 @@ def _times(x_TI: Tensor, weight_IO: Tensor, bias: Tensor | None) -> Tensor:
     return x_TI @ weight_IO if bias is None else torch.addmm(bias, x_TI, weight_IO)
 
 
+def _projections(layer: Any) -> list[nn.Linear]:
+    return [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+
+
+def _gates(layer: Any) -> list[nn.Linear]:
+    return [layer.mlp.gate_proj, layer.mlp.up_proj]
+
+
 def _take_layer(layer: nn.Module) -> Layer:
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     norm_attn: Any = layer.input_layernorm
     norm_mlp: Any = layer.post_attention_layernorm
-    projections = [attn.q_proj, attn.k_proj, attn.v_proj]
-    gates = [mlp.gate_proj, mlp.up_proj]
+    projections = _projections(layer)
+    gates = _gates(layer)
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),

@@ -1,58 +1,30 @@
-"""Any `transformers` causal model with full attention, driven by rows through the library's
-attention interface.
+"""Any `transformers` causal model with softmax attention, driven by rows.
 
-The model sees one long sequence: all rows of all requests end to end. The library calls our
-attention function in every layer, and that function knows where each row's keys live. No cache and
-no mask of the library is used.
+The model sees one long sequence: all rows of all requests end to end. In every layer the library
+calls our attention function, which knows where each row's keys live. No cache and no mask of the
+library is used. A model that does not call it gets a stand-in (`backbones/stand_in.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
-from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.interface import INTERFACE, RowAttention, RowDriver, ScoreOptions
+from forerun.backbones.rotary import begins_anew, replace_changing, trained_context
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.cache import Slots
+from forerun.engine.cache import LayerSize, Slots, SlotShape
 from forerun.engine.pack import Batch
 from forerun.errors import NotAble
-from forerun.sequence.rows import Plan, causal_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-INTERFACE = "forerun"
-
-
-class _AttentionModule(Protocol):
-    layer_idx: int
-
-
-def _interface(  # noqa: PLR0913 - the library calls it so
-    module: _AttentionModule,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    batch: Batch,
-    slots: Slots,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """What `transformers` calls in place of its attention. Tensors come as [1, heads, T, D],
-    rotated already."""
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out_TE = attend(q, k, v, LayerAttention(module.layer_idx, batch, slots, scale))
-    return out_TE.view(1, out_TE.shape[0], query.shape[1], -1), None
-
-
-AttentionInterface.register(INTERFACE, _interface)
+LISTENING = 3  # tokens of the forward in which a model shows what it keeps
 
 
 def processes(model: PreTrainedModel) -> int:
@@ -64,6 +36,8 @@ def processes(model: PreTrainedModel) -> int:
 class LibraryBackbone(SlottedBackbone):
     """Rows to logits through a `transformers` model."""
 
+    capturable = True
+
     def __init__(self, model: PreTrainedModel, vocab: int, context: int):
         self.model: Any = model.eval()
         self.vocab = vocab
@@ -71,37 +45,146 @@ class LibraryBackbone(SlottedBackbone):
         self.device = model.device
         self.dtype = model.dtype
         self.cost = float(sum(p.numel() for p in model.parameters()))
-        config: Any = model.config.get_text_config()
-        heads = config.num_attention_heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.layers = config.num_hidden_layers
-        self.heads = heads // processes(model)
-        self.key_heads = key_heads // processes(model)
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        # GPT-Neo has local layers; several processes talk to each other in a forward.
-        self.capturable = config.model_type != "gpt_neo" and processes(model) == 1
-        if config.model_type == "gpt_neo":
-            _replace_neo_attention(model)
-        elif not getattr(model, "_supports_attention_backend", False):
+        self.attention = RowAttention(context)
+        self.config: Any = model.config.get_text_config()
+        self._tables = replace_changing(model, context)
+        self._anew = begins_anew(self.config, context)
+        self._takes = inspect.signature(model.forward).parameters
+        self._attach()
+        self._listen()
+        self._check_heard()
+        heard = self.attention.heard
+        self.heads = heard[0].heads
+        self.key_heads, self.head_dim, _ = heard[0].size
+        self.layers = len(heard) * (2 if self._anew else 1)
+        same = all(layer == heard[0] for layer in heard)
+        # several processes talk to each other in a forward
+        self.capturable = self.capturable and same and heard[0].plain and processes(model) == 1
+
+    def _attach(self) -> None:
+        """Have the model call our attention."""
+        if self.config.model_type == "gpt_neo":
+            replace_neo_attention(self.model)
+        self.model.set_attn_implementation(INTERFACE)
+        self._told_positions = self._tell_positions()
+        self.driver = RowDriver.of(self.model)
+        for module in self.model.modules():
+            if getattr(module, "attn_temperature_tuning", False):
+                module.attn_temperature_tuning = False
+                module.tuned_by_rows = not module.use_rope
+
+    def _tell_positions(self) -> int:
+        """Where a model takes no positions, tell them to its position embeddings, which else count
+        from the length of a cache."""
+
+        def tell(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            if self._drives:
+                kwargs = {**kwargs, "position_ids": self._positions_T}
+            return args, kwargs
+
+        if "position_ids" in self._takes:
+            return 0
+        counting = [module for module in self.model.modules() if _counts_positions(module)]
+        for module in counting:
+            module.register_forward_pre_hook(tell, with_kwargs=True)
+        return len(counting)
+
+    @torch.inference_mode()
+    def _listen(self) -> None:
+        """Run a few tokens to hear what every layer keeps."""
+        positions = torch.arange(LISTENING, device=self.device)[None]
+        self._call(positions % self.vocab, positions)
+
+    def _check_heard(self) -> None:
+        """Refuse a model that did not show all that rows need."""
+        kind = self.config.model_type
+        heard = self.attention.heard
+        if not heard:
+            raise NotAble(f"'{kind}' has no softmax attention that rows could drive.")
+        if "position_ids" not in self._takes and not self._knows_positions():
             raise NotAble(
-                f"'{config.model_type}' does not use transformers' attention interface, so rows "
-                "cannot drive it."
+                f"'{kind}' counts positions itself, from the length of its cache: rows, which "
+                "stand at any position, cannot drive it."
             )
-        else:
-            model.set_attn_implementation(INTERFACE)
+        window = getattr(self.config, "sliding_window", None)
+        types = getattr(self.config, "layer_types", None)
+        slides = getattr(self.config, "use_sliding_window", True) and not types
+        unheard = all(layer.window is None for layer in heard)
+        if slides and window and window < self.context and unheard:
+            raise NotAble(
+                f"'{kind}' has a sliding window of {window} in its config but not in its "
+                f"attention. Within max_context={window} it makes no difference: load it with that."
+            )
+
+    def _knows_positions(self) -> bool:
+        """Does a model without `position_ids` learn positions in another way?"""
+        return self._told_positions > 0
+
+    def layer_sizes(self) -> Sequence[LayerSize]:
+        sizes = [layer.size for layer in self.attention.heard]
+        return sizes * 2 if self._anew else sizes
+
+    def bytes_per_lane(self, context: int) -> int:
+        per_slot = sum(
+            size.key_heads * (size.key_dim + size.value_dim) for size in self.layer_sizes()
+        )
+        return per_slot * context * self.dtype.itemsize
+
+    def make_slots(self, lanes: int, context: int) -> Slots:
+        shape = SlotShape(
+            self.layers, lanes, context, self.key_heads, self.head_dim, self.layer_sizes()
+        )
+        return Slots(shape, self.dtype, self.device)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
-        base = self.model.base_model
-        hidden_1TE = base(
-            input_ids=batch.tokens_T[None],
-            position_ids=batch.positions_T[None],
-            use_cache=False,
-            attention_mask=None,
-            batch=batch,
-            slots=slots,
-        ).last_hidden_state
-        head = self.model.get_output_embeddings()
-        return head(hidden_1TE[0, batch.reads_R])[:, : self.vocab]
+        logits_RV = self._run(batch, slots)
+        if not self._anew:
+            return logits_RV
+        # The library computes a text anew once it passes the trained context. Here every row runs
+        # for either case, in slots of its own.
+        for table in self._tables:
+            table.anew = True
+        anew_RV = self._run(batch, slots, first_layer=len(self.attention.heard))
+        for table in self._tables:
+            table.anew = False
+        past_R = batch.positions_T[batch.reads_R] >= trained_context(self.config)
+        return torch.where(past_R[:, None], anew_RV, logits_RV)
+
+    def _run(self, batch: Batch, slots: Slots, first_layer: int = 0) -> Tensor:
+        self.attention.begin(batch, slots, first_layer)
+        return self._call(batch.tokens_T[None], batch.positions_T[None], batch.reads_R)
+
+    @property
+    def _drives(self) -> bool:
+        return self.driver.attention is self.attention
+
+    def _call(
+        self, tokens: Tensor, positions: Tensor, reads_R: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """The whole model, because some scale or cap their logits: [R, V]."""
+        options = {"position_ids": positions, "use_cache": False, **options}
+        self._positions_T = positions[0]
+        if getattr(self.config, "index_topk", None):
+            # An index of tokens asks for a mask. Within its size it leaves none out.
+            rows = tokens.shape[1]
+            options["attention_mask"] = tokens.new_zeros(1).expand(1, 1, rows, rows)
+        keeps = "logits_to_keep" in self._takes and reads_R is not None
+        if keeps:
+            options["logits_to_keep"] = reads_R
+        options = {name: value for name, value in options.items() if name in self._takes}
+        self.driver.attention = self.attention
+        try:
+            logits_TV = self.model(input_ids=tokens, **options).logits[0]
+        finally:
+            self.driver.attention = None
+        rows = logits_TV if keeps or reads_R is None else logits_TV[reads_R]
+        return rows[:, : self.vocab]
+
+
+def _counts_positions(module: nn.Module) -> bool:
+    """Is this a position embedding that counts from the length of a cache, unless it is told?"""
+    takes = inspect.signature(module.forward).parameters
+    return "past_key_values_length" in takes and "position_ids" in takes and len(takes) <= 3
 
 
 class NeoAttention(nn.Module):
@@ -112,66 +195,31 @@ class NeoAttention(nn.Module):
     replaces it and keeps its projections.
     """
 
+    row_driver: RowDriver
+
     def __init__(self, original: Any, window: int | None):
         super().__init__()
         self.q_proj = original.q_proj
         self.k_proj = original.k_proj
         self.v_proj = original.v_proj
         self.out_proj = original.out_proj
-        self.layer = original.layer_id
         self.heads = original.num_heads
         self.window = window
-        self.batch: Batch
-        self.slots: Slots
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
         q, k, v = (
-            proj(hidden_states)[0].unflatten(-1, (self.heads, -1))
+            proj(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        call = LayerAttention(self.layer, self.batch, self.slots, 1.0, self.window)
-        return self.out_proj(attend(q, k, v, call))[None], None
+        out = self.row_driver.current()(q, k, v, ScoreOptions(1.0, self.window))
+        return self.out_proj(out.flatten(2)), None
 
 
-def _replace_neo_attention(model: PreTrainedModel) -> None:
-    modules: list[NeoAttention] = []
+def replace_neo_attention(model: PreTrainedModel) -> None:
     base: Any = model.transformer
     for block in base.h:
         original = block.attn.attention
+        if isinstance(original, NeoAttention):
+            continue  # another backbone drives this network too
         window = model.config.window_size if original.attention_type == "local" else None
-        replacement = NeoAttention(original, window)
-        block.attn.attention = replacement
-        modules.append(replacement)
-
-    def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        batch = kwargs.pop("batch")
-        slots = kwargs.pop("slots")
-        for module in modules:
-            module.batch = batch
-            module.slots = slots
-        return args, kwargs
-
-    model.base_model.register_forward_pre_hook(hand_over, with_kwargs=True)
-
-
-@torch.inference_mode()
-def prove(backbone: LibraryBackbone) -> None:
-    """Refuse an untried architecture unless rows in two steps over slots give the logits of the
-    model's own forward."""
-    tokens = (np.arange(8) * 7 + 3) % backbone.vocab
-    slots = backbone.make_slots(2, 8)
-    for end, start in ((5, 0), (8, 5)):
-        rows = causal_rows(tokens[:end])
-        plan = Plan(rows, [np.array([end - 1])], stored=end, causal=end)
-        ours = backbone.forward(Batch([(1, plan, start)], 8, backbone.device), slots)
-    model = backbone.model
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-    ids = torch.from_numpy(tokens)[None].to(backbone.device)
-    theirs = model(ids).logits[0, -1:, : backbone.vocab]
-    model.set_attn_implementation(INTERFACE)
-    error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
-    if not error < (1e-3 if backbone.dtype in (torch.float32, torch.float64) else 5e-2):
-        raise NotAble(
-            f"'{model.config.model_type}' computes attention in a way that rows do not express "
-            f"(its logits came out {error:.1%} off), so this engine refuses it."
-        )
+        block.attn.attention = NeoAttention(original, window)

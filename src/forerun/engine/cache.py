@@ -8,7 +8,9 @@ its lane.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +64,14 @@ class Memo:
         return most if same.all() else int(same.argmin())
 
 
+class LayerSize(NamedTuple):
+    """How large one slot of a layer is."""
+
+    key_heads: int
+    key_dim: int
+    value_dim: int
+
+
 @dataclass(frozen=True)
 class SlotShape:
     """How many slots there are, and how large each is."""
@@ -71,6 +81,11 @@ class SlotShape:
     context: int  # slots per lane
     key_heads: int
     head_dim: int
+    sizes: Sequence[LayerSize] | None = None  # of every layer, where they are not all the same
+
+    def of_layers(self) -> Sequence[LayerSize]:
+        same = LayerSize(self.key_heads, self.head_dim, self.head_dim)
+        return self.sizes or [same] * self.layers
 
 
 class Slots:
@@ -84,14 +99,14 @@ class Slots:
     def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device):
         self.context = shape.context
         self.scratch_slot = shape.lanes * shape.context
-        flat = (self.scratch_slot + 1, shape.key_heads, shape.head_dim)
+        count = self.scratch_slot + 1
         lanes = (shape.lanes, shape.context)
         self._flat: list[tuple[Tensor, Tensor]] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        for _ in range(shape.layers):
-            keys = torch.zeros(flat, dtype=dtype, device=device)
-            values = torch.zeros(flat, dtype=dtype, device=device)
+        for heads, key_dim, value_dim in shape.of_layers():
+            keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
+            values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
             self._flat.append((keys, values))
             self.keys.append(keys[:-1].unflatten(0, lanes))
             self.values.append(values[:-1].unflatten(0, lanes))
