@@ -208,11 +208,13 @@ def test_two_models_may_drive_one_network(name):
     assert written(short, max_tokens=8) == expected[:8]
 
 
-def test_a_network_that_runs_rows_does_not_quietly_run_anything_else():
-    network = architectures.build("gpt2")
-    forerun.from_network(network, None, lanes=1, max_context=20)
-    with pytest.raises(RuntimeError, match="runs rows for Forerun"):
-        network(torch.tensor([PROMPT]))
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "mistral"])
+def test_a_network_still_works_on_its_own(kind):
+    network = architectures.build(kind)
+    before = network(torch.tensor([PROMPT])).logits
+    m = forerun.from_network(network, None, lanes=1, max_context=20)
+    m.generate(PROMPT, method="ar", max_tokens=2)
+    assert torch.equal(network(torch.tensor([PROMPT])).logits, before)
 
 
 def test_slots_are_as_large_as_each_layer_needs():

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import forerun
+
 from forerun.backbones import attention, lean, library, proof
 from forerun.backbones.dit import DiTBackbone, DiTShape, tensor_shapes
 from forerun.backbones.table import TableBackbone
@@ -305,3 +307,18 @@ def test_a_config_that_names_a_quantisation_is_enough():
     assert not lean.fits(net, 160)
     b = library.LibraryBackbone(net, tiny.VOCAB, 160)
     assert proof.largest_error(b) == proof.LARGEST_ROUNDED_ERROR
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "gpt_neo", "llama"])
+def test_a_network_still_works_on_its_own_and_for_a_second_model(arch):
+    network = tiny.build(arch)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
+    before = network.generate(ids, **how)
+    first = forerun.from_network(network, None, max_context=64)
+    expected = first.generate([5, 6, 7, 8], method="ar", max_tokens=5).token_ids
+    assert torch.equal(network.generate(ids, **how), before)
+    second = forerun.from_network(network, None, max_context=64)
+    for m in (second, first):
+        assert m.generate([5, 6, 7, 8], method="ar", max_tokens=5).token_ids == expected
+    assert torch.equal(network.generate(ids, **how), before)

@@ -37,6 +37,7 @@ class LibraryBackbone(SlottedBackbone):
     """Rows to logits through a `transformers` model."""
 
     capturable = True
+    _own_attention: Sequence[tuple[Any, Any]] = ()  # configs, and the attention they name
 
     def __init__(self, model: PreTrainedModel, vocab: int, context: int):
         self.model: Any = model.eval()
@@ -65,13 +66,28 @@ class LibraryBackbone(SlottedBackbone):
         """Have the model call our attention."""
         if self.config.model_type == "gpt_neo":
             replace_neo_attention(self.model)
+        configs = [getattr(module, "config", None) for module in self.model.modules()]
+        self._own_attention = [
+            (config, config._attn_implementation)
+            for config in {id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values()
+        ]
         self.model.set_attn_implementation(INTERFACE)
+        self._give_back()
         self._told_positions = self._tell_positions()
         self.driver = RowDriver.of(self.model)
         for module in self.model.modules():
             if getattr(module, "attn_temperature_tuning", False):
                 module.attn_temperature_tuning = False
                 module.tuned_by_rows = not module.use_rope
+
+    def _give_back(self) -> None:
+        """Let the network use its own attention, so that it works for others too."""
+        for config, own in self._own_attention:
+            config._attn_implementation = own
+
+    def _take(self) -> None:
+        for config, _ in self._own_attention:
+            config._attn_implementation = INTERFACE
 
     def _tell_positions(self) -> int:
         """Where a model takes no positions, tell them to its position embeddings, which else count
@@ -173,10 +189,12 @@ class LibraryBackbone(SlottedBackbone):
             options["logits_to_keep"] = reads_R
         options = {name: value for name, value in options.items() if name in self._takes}
         self.driver.attention = self.attention
+        self._take()
         try:
             logits_TV = self.model(input_ids=tokens, **options).logits[0]
         finally:
             self.driver.attention = None
+            self._give_back()
         rows = logits_TV if keeps or reads_R is None else logits_TV[reads_R]
         return rows[:, : self.vocab]
 
@@ -205,8 +223,11 @@ class NeoAttention(nn.Module):
         self.out_proj = original.out_proj
         self.heads = original.num_heads
         self.window = window
+        self._original = [original]  # no submodule: its weights are this one's
 
-    def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Any]:
+        if self.row_driver.attention is None:  # the network is used by itself
+            return self._original[0](hidden_states, *args, **options)
         q, k, v = (
             proj(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)

@@ -67,9 +67,10 @@ class SlotCache(Cache):
 
 
 def _gathered(stored: Tensor, batch: Batch) -> Tensor:
-    """The slots of all sequences of a batch, end to end: [1, G, S, D]."""
+    """The slots of all sequences of a batch, end to end: [1, G, S, D]. What is no number becomes
+    one, or a masked weight of zero would carry it into other sequences."""
     parts = [stored[s.lane, : s.end] for s in batch.segments]
-    return torch.cat(parts)[None].transpose(1, 2)
+    return torch.cat(parts).nan_to_num_(0.0, 0.0, 0.0)[None].transpose(1, 2)
 
 
 class RowMasks:
