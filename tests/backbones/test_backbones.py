@@ -7,7 +7,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forerun
-
 from forerun.backbones import attention, lean, library, proof
 from forerun.backbones.dit import DiTBackbone, DiTShape, tensor_shapes
 from forerun.backbones.table import TableBackbone

@@ -54,11 +54,7 @@ class Scoring:
         target = self.model.handle()
         assert isinstance(target, ChainScorer), "checked"
         await target.conditionals(self.seq, list(self.tokens[:-1]))
-        blanks = self.seq.blanks.tolist()
-        self.entries = [
-            self.seq.logprobs.entry(position, token)
-            for position, token in zip(blanks, self.tokens, strict=True)
-        ]
+        self.entries = self.seq.logprobs.given(self.seq.blanks.tolist(), list(self.tokens))
 
     def score(self) -> Score:
         """What was found; an error is raised."""

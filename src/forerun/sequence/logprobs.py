@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
+import torch
 from torch import Tensor
 
 from forerun.errors import NotAble
+
+CHUNK = 64  # tokens whose laws are looked at together
 
 
 class Alternative(TypedDict):
@@ -76,9 +79,33 @@ class LogprobRecord:
         logits_V, _ = self._answered[0, position]
         return float(logits_V.double().log_softmax(-1)[token])
 
-    def entry(self, position: int, token: int) -> TokenLogprob:
-        """The log-probabilities of any token there, as last answered."""
-        return self._entry(token, *self._answered[0, position])
+    def given(self, positions: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprob]:
+        """The log-probabilities of tokens that nobody drew, as last answered: the host waits for
+        the device once per chunk, not per token."""
+        found: list[TokenLogprob] = []
+        for first in range(0, len(tokens), CHUNK):
+            chunk = slice(first, first + CHUNK)
+            found += self._given(positions[chunk], tokens[chunk])
+        return found
+
+    def _given(self, positions: Sequence[int], tokens: Sequence[int]) -> list[TokenLogprob]:
+        pairs = [self._answered[0, position] for position in positions]
+        model_NV = torch.stack([logits_V for logits_V, _ in pairs]).double().log_softmax(-1)
+        law_NV = torch.stack([law_V for _, law_V in pairs]).double().log()
+        index_N1 = torch.tensor(tokens, device=model_NV.device)[:, None]
+        best = model_NV.topk(min(self.top or 0, model_NV.shape[-1]))
+        own = model_NV.gather(1, index_N1)[:, 0].tolist()
+        drawn = law_NV.gather(1, index_N1)[:, 0].tolist()
+        tops = zip(best.indices.tolist(), best.values.tolist())
+        return [
+            {
+                "token": token,
+                "logprob": logprob,
+                "sampled_logprob": sampled,
+                "top": [{"token": i, "logprob": p} for i, p in zip(*top)],
+            }
+            for token, logprob, sampled, top in zip(tokens, own, drawn, tops)
+        ]
 
     def _entry(self, token: int, logits_V: Tensor, law_V: Tensor) -> TokenLogprob:
         model_V = logits_V.double().log_softmax(-1)
