@@ -1,7 +1,7 @@
 """Write the table of what `exact` covers in docs/certification.md, or --check it.
 
-Enumerated cells are read off the certification cases, CUDA cells off tests/gpu/checks.py. The rest
-is declared here with the test that does it, which must exist.
+Enumerated cells are read off the certification cases, those of CUDA and 16 bits off tests/gpu. The
+rest is declared here with the test that does it, which must exist.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.certify.cases import Case, standard_cases  # noqa: E402
 from forerun.certify.enumeration import family_of  # noqa: E402
 from forerun.families.any_subset import SubsetScorer  # noqa: E402
 from forerun.families.masked import CanvasFiller  # noqa: E402
-from tests.gpu import checks  # noqa: E402
+from tests.gpu import bits, checks  # noqa: E402
 
 PAGE = ROOT / "docs" / "certification.md"
 START = "<!-- exact: tools/exact.py writes this part -->"
@@ -106,7 +106,13 @@ def cache_policies(name: str, cases: list[Case]) -> str:
 
 def on_cuda(name: str) -> str:
     compared = {key.split()[0] for key in (*checks.METHODS, *checks.BLOCKS, *checks.FILLING)}
-    return IDENTITY if name in compared else NOT_COVERED
+    return IDENTITY if name in compared | compared_by_bits() else NOT_COVERED
+
+
+def compared_by_bits() -> set[str]:
+    """Methods that tests/gpu/bits.py compares in 16 bits, and what it compares them with."""
+    cases = [case for of_model in bits.EXACT.values() for case in of_model.items()]
+    return {label.split()[0] for label, _ in cases} | {reference for _, (reference, _) in cases}
 
 
 def row(name: str) -> list[str]:
@@ -119,7 +125,7 @@ def row(name: str) -> list[str]:
         cache_policies(name, cases),
         ENUMERATED,  # table models are float64, on a CPU
         FLOAT32.get(name, (NOT_COVERED, ""))[0],
-        NOT_COVERED,
+        IDENTITY if name in compared_by_bits() else NOT_COVERED,
         on_cuda(name),
     ]
 

@@ -19,6 +19,7 @@ from forerun.drafters.lookup import LookupDrafter
 from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
 from forerun.engine.engine import Engine, MakeSampler
+from forerun.engine.graphs import choose_kernels
 from forerun.engine.host import Host
 from forerun.engine.loop import Driver, EngineThread, InCaller
 from forerun.engine.ticket import DecodingCoroutine, Ticket
@@ -92,6 +93,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
     max_context: int | None = None,
     tensor_parallel: bool = False,
     graphs: bool | None = None,
+    deterministic: bool | None = None,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
@@ -101,7 +103,9 @@ def load(  # noqa: PLR0913 - keywords of a public function
     cuda. `lanes` is how many sequences are decoded at once; further requests wait. `max_context`
     bounds prompt plus output; the default is what the model was made for and memory has room for.
     `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which
-    make the same requests. `graphs=False` captures no forward as a CUDA graph.
+    make the same requests. `graphs=False` captures no forward as a CUDA graph. `deterministic`
+    gives a text the same bits whatever is decoded beside it, and by whichever exact method: on a
+    GPU, for models of the Llama shape; there it is the default in half precision.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -115,6 +119,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
         model, where, kind, max_context=max_context, tensor_parallel=tensor_parallel
     )
     if isinstance(loaded, resolve.LoadedBackbone):
+        choose_kernels(loaded.backbone, deterministic, model)
         return Model(
             model,
             loaded.family,
@@ -131,14 +136,14 @@ def load(  # noqa: PLR0913 - keywords of a public function
         lanes=lanes,
         max_context=max_context,
         graphs=graphs,
+        deterministic=deterministic,
     )
-    made.generation_config = getattr(loaded.network, "generation_config", None)
     if tensor_parallel:  # every process must take the same steps in the same order
         made.driver = InCaller(made.engine)
     return made
 
 
-def from_network(
+def from_network(  # noqa: PLR0913 - keywords of a public function
     network: Any,
     tokenizer: Any | None,
     *,
@@ -146,6 +151,7 @@ def from_network(
     lanes: int | None = None,
     max_context: int | None = None,
     graphs: bool | None = None,
+    deterministic: bool | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
     hub.check_attention(network.config, max_context)
@@ -163,7 +169,8 @@ def from_network(
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
         backbone = hub.backbone_of(network, vocab, context)
-    return Model(
+    choose_kernels(backbone, deterministic, name)
+    made = Model(
         name,
         family,
         backbone,
@@ -173,6 +180,8 @@ def from_network(
         graphs=graphs,
         context=max_context or fitting(backbone, family, lanes or 1),
     )
+    made.generation_config = getattr(network, "generation_config", None)
+    return made
 
 
 def longest_context(config: Any) -> int:

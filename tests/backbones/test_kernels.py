@@ -22,6 +22,7 @@ from forerun.checkpoints import tiny
 from forerun.engine import graphs
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, make_tiles
+from forerun.errors import NotAble
 from forerun.families.causal import Causal
 from forerun.sequence.rows import Plan
 
@@ -405,3 +406,49 @@ def test_old_captures_make_room(monkeypatch):
 
 def test_tiny_names():
     assert {arch for arch, _, _ in CASES} <= {*tiny.ARCHITECTURES, *tiny.BLOCK, *tiny.MASKED}
+
+
+def test_deterministic_is_refused_by_name_where_it_cannot_be():
+    if DEVICE.type == "cpu":
+        for name in ("tiny", "tiny:gpt2"):
+            with pytest.raises(NotAble, match=r"deterministic=True: 'tiny.*cannot keep its bits"):
+                forerun.load(name, deterministic=True)
+    assert not forerun.load("tiny").backbone.deterministic
+
+
+def test_deterministic_forwards_go_by_fixed_kernels_only(monkeypatch):
+    """Prompts, first forwards and captured ones, with graphs and without."""
+    monkeypatch.setattr(lean, "_transposed", lambda weight: weight.t())
+    expected = forerun.load("tiny:qwen3").generate([3, 4, 5], method="ar", max_tokens=5).token_ids
+    right = matmul.product
+    how = []
+
+    def noted(*args, fixed=False, **options):
+        how.append(fixed)
+        return right(*args, fixed=fixed, **options)
+
+    monkeypatch.setattr(matmul, "product", noted)
+    real = graphs.can_run_kernels
+    monkeypatch.setattr(graphs, "can_run_kernels", lambda b, forced=False: real(b, forced=True))
+    for captured in (True, False):
+        m = forerun.load(
+            "tiny:qwen3", device=str(DEVICE), lanes=1, graphs=captured, deterministic=True
+        )
+        assert m.generate([3, 4, 5], method="ar", max_tokens=5).token_ids == expected
+        assert bool(m.host.runner.captured) == captured
+    assert how and all(how)
+
+
+def test_rows_share_a_tile_only_if_what_they_see_has_the_same_numbers():
+    """Two tails that leave a chain at other places, and a query each: four runs, besides the
+    chain's own rows."""
+    rows = np.zeros((5, 20), np.int32)
+    rows[2, :14] = np.arange(14) + 1
+    rows[2:, 14:16] = [[6, 6], [14, 14], [15, 16]]
+    rows[2:, 16:18] = [[9, 9], [16, 16], [17, 18]]
+    rows[2:, 18:] = [[11, 12], [18, 19], [19, 20]]
+    batch = Batch([(0, Plan(rows, [np.arange(10, 20)], 14), 10)], 32, DEVICE)
+    tiles = make_tiles(batch, 8, 2, 16)
+    assert tiles.bounds_6N[0].tolist() == [0, 4, 6, 8, 9]
+    assert tiles.bounds_6N[1].tolist() == [4, 2, 2, 1, 1]
+    assert tiles.bounds_6N[3].tolist() == [14, 6, 9, 11, 12]

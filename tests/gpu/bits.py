@@ -12,9 +12,12 @@ import sys
 import time
 from typing import Any
 
+import torch
+
 import forerun
 from forerun import api, engine, methods
 from forerun.engine import engine as loop
+from forerun.profile.shapes import random_model
 
 CAUSAL = {
     "lookup": {"k": 6},
@@ -49,20 +52,32 @@ def prompts(count: int) -> list[str]:
     return ["\n".join(lines[i : i + 1 + i % 7]) for i in range(0, 8 * count, 8)][:count]
 
 
+def loaded(name: str, dtype: str) -> forerun.Model:
+    """A model of the zoo, or one of a shape with random weights: bits need no sense."""
+    if name.startswith("zoo:"):
+        return forerun.load(name, dtype=dtype, max_context=1024, lanes=32, deterministic=True)
+    return random_model(
+        name, torch.device("cuda"), getattr(torch, dtype), 32, 1024, deterministic=True
+    )
+
+
 def check(name: str, dtype: str, tokens: int, count: int, temperature: float) -> list[str]:
-    m = forerun.load(name, dtype=dtype, max_context=1024, lanes=32)
+    m = loaded(name, dtype)
     common = dict(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=3, logprobs=0)
-    asked = prompts(count)
+    asked: list[Any] = prompts(count)
+    if m.tokenizer is None:
+        asked = [[17 + 7 * i + j % (5 + i) for j in range(20 + 31 * i)] for i in range(count)]
     wrong = []
     references: dict[str, list[Any]] = {}
-    for label, (reference, options) in EXACT[name].items():
+    cases = EXACT.get(name) or {label: ("ar", options) for label, options in CAUSAL.items()}
+    for label, (reference, options) in cases.items():
         shared = {"cache": options["cache"]} if "cache" in options else {}
         key = f"{reference} {shared}"
         if key not in references:
             how = dict(method=reference, **shared, **common)
             references[key] = [m.generate(prompt, **how) for prompt in asked]
             together = m.generate(asked, **how)
-            wrong += compared(f"{name} {key} together", together, references[key], True)
+            wrong += compared(f"{name} {key} together", together, references[key])
         expected = references[key]
         how = dict(method=label.split()[0], **options, **common)
         same_draws = temperature == 0
@@ -74,17 +89,17 @@ def check(name: str, dtype: str, tokens: int, count: int, temperature: float) ->
         in_eights = [result for batch in batches for result in batch]
         together = m.generate(asked, **how)
         if same_draws:
-            wrong += compared(f"{name} {label} in eights", in_eights, expected, True)
-        wrong += compared(f"{name} {label} together", together, in_eights, True)
+            wrong += compared(f"{name} {label} in eights", in_eights, expected)
+        wrong += compared(f"{name} {label} together", together, in_eights)
     return wrong
 
 
-def compared(what: str, found: list[Any], expected: list[Any], bits: bool) -> list[str]:
+def compared(what: str, found: list[Any], expected: list[Any]) -> list[str]:
     tokens = sum(a.token_ids == b.token_ids for a, b in zip(found, expected, strict=True))
     same = sum(logprobs(a) == logprobs(b) for a, b in zip(found, expected, strict=True))
     line = f"{what}: tokens {tokens}/{len(found)}, bits {same}/{len(found)}"
     print(line, flush=True)
-    return [] if tokens == len(found) and (same == len(found) or not bits) else [line]
+    return [] if tokens == same == len(found) else [line]
 
 
 def logprobs(result: Any) -> list[float]:

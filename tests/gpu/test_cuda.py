@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tests.gpu import bits
 from tests.gpu.checks import (
     CASES,
     GAP_CASES,
@@ -30,3 +31,11 @@ def test_cuda_fills_holes_as_the_cpu_does(case):
 @pytest.mark.parametrize("case", GAP_CASES, ids="-".join)
 def test_captured_forwards_part_from_plain_ones_only_where_tokens_are_as_likely(case):
     gaps_explain_differences(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", bits.EXACT)
+def test_exact_methods_write_the_same_bits_in_any_company(name, dtype):
+    for temperature in (0.0, 1.0):
+        assert not bits.check(name, dtype, tokens=32, count=8, temperature=temperature)

@@ -66,11 +66,12 @@ class LibraryBackbone(SlottedBackbone):
         """Have the model call our attention."""
         if self.config.model_type == "gpt_neo":
             replace_neo_attention(self.model)
-        configs = [getattr(module, "config", None) for module in self.model.modules()]
-        self._own_attention = [
-            (config, config._attn_implementation)
-            for config in {id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values()
-        ]
+        configs: dict[int, Any] = {
+            id(module.config): module.config
+            for module in self.model.modules()
+            if hasattr(getattr(module, "config", None), "_attn_implementation")
+        }
+        self._own_attention = [(c, c._attn_implementation) for c in configs.values()]
         self.model.set_attn_implementation(INTERFACE)
         self._give_back()
         self._told_positions = self._tell_positions()

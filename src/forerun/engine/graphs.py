@@ -36,6 +36,7 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone, SlotStorage
 from forerun.engine.cache import Slots
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, make_tiles
+from forerun.errors import NotAble
 from forerun.sequence.rows import HI, HORIZON
 
 if TYPE_CHECKING:
@@ -353,6 +354,19 @@ def can_run_kernels(backbone: Backbone[SlotStorage], forced: bool = False) -> bo
     if not backbone.capturable or backbone.dtype not in TOLERANCE:
         return False
     return (forced or backbone.device.type == "cuda") and find_spec("triton") is not None
+
+
+def choose_kernels(backbone: Backbone, deterministic: bool | None, name: str) -> None:
+    """Have a backbone use kernels that give a row the same bits in any company: if that is asked
+    for, or in half precision, where bits decide and such kernels cost next to nothing."""
+    offered = backbone.has_fixed_kernels and can_run_kernels(backbone)
+    if deterministic and not offered:
+        raise NotAble(
+            f"deterministic=True: '{name}' cannot keep its bits here. That needs a model of the "
+            "Llama shape in bfloat16, float16 or float32 on a CUDA device with Triton."
+        )
+    wanted = backbone.dtype.itemsize < 4 if deterministic is None else deterministic
+    backbone.deterministic = offered and wanted
 
 
 def check_logits(plain: Tensor, replayed: Tensor) -> None:

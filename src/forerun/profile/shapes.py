@@ -64,12 +64,23 @@ SHAPES = {
 
 
 def random_model(
-    shape: str, device: torch.device, dtype: torch.dtype, lanes: int, context: int
+    shape: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    lanes: int,
+    context: int,
+    deterministic: bool | None = None,
 ) -> Model:
     """A model of a shape with random weights."""
     network = random_network(shape, device, dtype)
-    context = min(context, MAX_CONTEXT)
-    return from_network(network, None, name=shape, lanes=lanes, max_context=context)
+    return from_network(
+        network,
+        None,
+        name=shape,
+        lanes=lanes,
+        max_context=min(context, MAX_CONTEXT),
+        deterministic=deterministic,
+    )
 
 
 def random_network(shape: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
