@@ -12,7 +12,7 @@ import resource
 import time
 from pathlib import Path
 
-from tests.engine.lives import REQUESTS, TALLY
+from tests.engine.lives import REQUESTS, TALLY, alone, requests_of
 from tests.engine.test_lives import live
 
 
@@ -21,6 +21,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    for kind in REQUESTS:
+        for index in range(len(requests_of(kind))):
+            alone(kind, index)
     began = time.monotonic()
     memory: list[float] = []
     while time.monotonic() - began < 60 * arguments.minutes:

@@ -89,7 +89,7 @@ def subset_requests() -> list[dict[str, Any]]:
             ("assd", dict(k=3)),
             ("assd", dict(k=16, ahead="every")),
             ("assd", dict(draft=causal, k=2)),
-            ("assd", dict(draft="ngram", k=2, n=2, logprobs=1)),
+            ("assd", dict(draft="ngram", k=2, n=1 + seed, logprobs=1)),
         )
     ]
     writing = with_samplings(
