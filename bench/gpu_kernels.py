@@ -319,7 +319,7 @@ def time_attention(
         return microseconds(lambda i: attention(i % layers, q, cut, slots, 0.1))
 
     shares = -(-context // SHARE)
-    return chosen, {splits: taken(splits) for splits in {1, 1 << (shares - 1).bit_length()}}
+    return chosen, {splits: taken(splits) for splits in sorted({1, chosen.splits, shares})}
 
 
 def others(shape: DecoderSizes) -> None:

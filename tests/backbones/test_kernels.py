@@ -151,7 +151,7 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
         expected = _side_by_side(q, LayerAttention(0, batch, slots, 0.3))
         found = attention.attention(0, q, tiles, slots, 0.3)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert programs == 1 or max(seen_splits) > 1
+    assert programs < 4096 or max(seen_splits) > 1
 
 
 def test_a_tile_loads_only_what_its_rows_see():
@@ -185,7 +185,7 @@ attended = dict.fromkeys(("q", "keys", "values", "out"), half)
 attended |= dict.fromkeys(("shares", "tops", "masses"), single)
 attended |= dict(scale="fp32", spans=whole, tiles=whole)
 attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count", "splits"), "i32")
-joined = dict(shares=single, tops=single, masses=single, out=half, splits="i32")
+joined = dict(shares=single, tops=single, masses=single, out=half)
 multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
 multiplied |= dict(partial_sums=single, arrivals="*i32")
 multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
@@ -193,7 +193,7 @@ JOBS = [
     (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
     (elementwise._rotate, rotated, heads, {}),
-    (attention._join, joined, dict(D=128, DIM=128, HEADS=1), dict(num_warps=1)),
+    (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
 ]
 for height, split in ((16, True), (64, False)):
     fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)

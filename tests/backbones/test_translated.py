@@ -15,7 +15,7 @@ class Spoken:
     context = cost = layers = heads = key_heads = head_dim = 1
     device = torch.device("cpu")
     dtype = torch.float64
-    capturable = False
+    capturable = has_fixed_kernels = deterministic = False
 
     def forward(self, batch, slots):
         self.heard = batch.tokens_T.tolist()

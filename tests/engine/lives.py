@@ -11,6 +11,7 @@ import functools
 import gc
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,8 +233,9 @@ class World:
             return
         stream = self.model.stream(how.pop("prompt"), **{**how, "n": 1})
         stream.itself = stream
-        for _ in range(pieces):
-            next(stream, None)
+        with suppress(ForerunError):  # some requests are refused once they run
+            for _ in range(pieces):
+                next(stream, None)
         del stream
         threshold = gc.get_threshold()
         gc.set_threshold(10)

@@ -229,10 +229,16 @@ def make_tiles(
     bounds = _tile_bounds(batch.rows_5T, first, lane)
     _, _, _, near, lo, far = bounds
     longest = int((near + far - lo).max())  # slots that one tile looks at
-    shares = -(-longest // SHARE)
-    # A program per share pays while there are few tiles. Powers of two: fewer sizes are captured.
-    splits = 1 << (shares - 1).bit_length() if len(first) * key_heads < programs else 1
+    # A program per share pays while there are few tiles.
+    splits = _split_count(-(-longest // SHARE)) if 2 * len(first) * key_heads < programs else 1
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
+
+
+def _split_count(shares: int) -> int:
+    """So many shares or a few more: there are two counts per power of two, so that fewer sizes are
+    captured."""
+    power = 1 << (shares - 1).bit_length()
+    return 3 * power // 4 if 4 * shares <= 3 * power else power
 
 
 def _runs(batch: Batch) -> tuple[np.ndarray, np.ndarray]:

@@ -326,6 +326,7 @@ class Jobs:
                 self.wait()
                 return
             with reporting(progress) as report:
+                report(self.finished, len(self))
                 while not self.wait(LOOKS_EVERY):
                     report(self.finished, len(self))
                 report(len(self), len(self))

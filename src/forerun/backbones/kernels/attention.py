@@ -56,44 +56,61 @@ def _attention(
         query_at = q + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
         query = tl.load(query_at, row_inside[:, None] & (d[None, :] < D), 0)
         horizon, row_lo, row_hi = _load_spans(spans, rows, row, row_inside)
-        best = tl.full([HEIGHT], float("-inf"), tl.float32)
-        total = tl.zeros([HEIGHT], tl.float32)
-        folded = tl.zeros([HEIGHT, DIM], tl.float32)
-        for share in range(begin, end, SHARE):
-            top = tl.full([HEIGHT], float("-inf"), tl.float32)
-            mass = tl.zeros([HEIGHT], tl.float32)
-            seen = tl.zeros([HEIGHT, DIM], tl.float32)
-            for at in range(share, tl.minimum(share + SHARE, end), SLOTS):
-                index = at + tl.arange(0, SLOTS)
-                slot = tl.where(index < near, index, index - near + lo)
-                at_slot = lane * lane_stride + slot * slot_stride + group * D
-                key_at = keys + at_slot[None, :] + d[:, None]
-                held = index < end
-                key = tl.load(key_at, held[None, :] & (d[:, None] < D), 0)
-                scores = tl.dot(query, key, input_precision="ieee") * scale
-                visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
-                scores = tl.where(visible, scores, float("-inf"))
-                value_at = values + at_slot[:, None] + d[None, :]
-                value = tl.load(value_at, held[:, None] & (d[None, :] < D), 0)
-                highest, law, shrink = _softmax_step(scores, top)
-                law = law.to(value.dtype)
-                # Added up by the matrix unit too: another sum would go by how a tile is laid out.
-                ones = tl.full([SLOTS, 16], 1.0, value.dtype)
-                added = tl.max(tl.dot(law, ones, input_precision="ieee"), 1)
-                mass = tl.math.fma(mass, shrink, added)
-                weighted = tl.dot(law, value, input_precision="ieee")
-                seen = tl.math.fma(seen, tl.broadcast_to(shrink[:, None], seen.shape), weighted)
-                top = highest
-            best, total, folded = _fold(best, total, folded, top, mass, seen)
+        at_lane = lane * lane_stride + group * D
         inside = row_inside[:, None] & (d[None, :] < D)
         if SPLIT:
+            top, mass, seen = _add_share(
+                query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo,
+                begin, end, scale, D, DIM, HEIGHT, SLOTS,
+            )  # fmt: skip
             entry = (row * G * FOLD + head) * splits + tl.program_id(2)
-            tl.store(shares + entry[:, None] * D + d[None, :], folded, inside)
-            tl.store(tops + entry, best, row_inside)
-            tl.store(masses + entry, total, row_inside)
+            tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
+            tl.store(tops + entry, top, row_inside)
+            tl.store(masses + entry, mass, row_inside)
         else:
+            best = tl.full([HEIGHT], float("-inf"), tl.float32)
+            total = tl.zeros([HEIGHT], tl.float32)
+            folded = tl.zeros([HEIGHT, DIM], tl.float32)
+            for share in range(begin, end, SHARE):
+                top, mass, seen = _add_share(
+                    query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo,
+                    share, tl.minimum(share + SHARE, end), scale, D, DIM, HEIGHT, SLOTS,
+                )  # fmt: skip
+                best, total, folded = _fold(best, total, folded, top, mass, seen)
             place = out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
             tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
+
+
+@triton.jit
+def _add_share(
+    query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo, begin, end, scale,
+    D: tl.constexpr, DIM: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """One share: the highest score, the mass of the weights by it, and the values so weighted."""
+    top = tl.full([HEIGHT], float("-inf"), tl.float32)
+    mass = tl.zeros([HEIGHT], tl.float32)
+    seen = tl.zeros([HEIGHT, DIM], tl.float32)
+    d = tl.arange(0, DIM)
+    for at in range(begin, end, SLOTS):
+        index = at + tl.arange(0, SLOTS)
+        slot = tl.where(index < near, index, index - near + lo)
+        at_slot = at_lane + slot * slot_stride
+        held = index < end
+        key = tl.load(keys + at_slot[None, :] + d[:, None], held[None, :] & (d[:, None] < D), 0)
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
+        scores = tl.where(visible, scores, float("-inf"))
+        highest, law, shrink = _softmax_step(scores, top)
+        value = tl.load(values + at_slot[:, None] + d[None, :], held[:, None] & (d[None, :] < D), 0)
+        law = law.to(value.dtype)
+        # Added up by the matrix unit too: another sum would go by how a tile is laid out.
+        ones = tl.full([SLOTS, 16], 1.0, value.dtype)
+        added = tl.max(tl.dot(law, ones, input_precision="ieee"), 1)
+        mass = tl.math.fma(mass, shrink, added)
+        weighted = tl.dot(law, value, input_precision="ieee")
+        seen = tl.math.fma(seen, tl.broadcast_to(shrink[:, None], seen.shape), weighted)
+        top = highest
+    return top, mass, seen
 
 
 @triton.jit
@@ -147,27 +164,25 @@ def _softmax_step(scores, top):
     return highest, law, shrink
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit
 def _join(
-    shares, tops, masses, out, splits,
-    D: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, LAUNCH: tl.constexpr,
+    shares, tops, masses, out,
+    D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """Fold the shares of one row's heads together, as one program would have."""
+    """Fold the shares of one row's head together, as one program would have."""
     wait_for_last(LAUNCH)
-    entry = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)
-    d = tl.arange(0, DIM)
-    inside = tl.broadcast_to((d < D)[None, :], [HEADS, DIM])
-    best = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    folded = tl.zeros([HEADS, DIM], tl.float32)
-    for split in range(0, splits):
-        at = entry * splits + split
-        top = tl.load(tops + at)
-        mass = tl.load(masses + at)
-        seen = tl.load(shares + at[:, None] * D + d[None, :], inside, 0)
+    entry = tl.program_id(0).to(tl.int64)[None] * SPLITS
+    d = tl.arange(0, DIM)[None, :]
+    best = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    folded = tl.zeros([1, DIM], tl.float32)
+    for split in tl.static_range(SPLITS):
+        top = tl.load(tops + entry + split)
+        mass = tl.load(masses + entry + split)
+        seen = tl.load(shares + (entry + split)[:, None] * D + d, d < D, 0)
         best, total, folded = _fold(best, total, folded, top, mass, seen)
-    out_at = out + entry[:, None] * D + d[None, :]
-    tl.store(out_at, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
+    place = out + tl.program_id(0).to(tl.int64) * D + d
+    tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], d < D)
 
 
 def attention(
@@ -210,13 +225,13 @@ def attention(
         HEIGHT=height,
         SLOTS=SLOTS,
         SHARE=SHARE,
-        num_warps=4 if height <= 32 else 8,
+        num_warps=4 if (height <= 64 and splits > 1) or height <= 32 else 8,
         num_stages=3 if height <= 64 else 2,
         **launch,
     )
     if splits > 1:
         _join[(rows * heads,)](
-            shares, tops, masses, out_TE, splits,
-            D=dim, DIM=power_of_two(dim), HEADS=1, num_warps=1, **launch,
+            shares, tops, masses, out_TE,
+            D=dim, DIM=power_of_two(dim), SPLITS=splits, num_warps=1, **launch,
         )  # fmt: skip
     return out_TE
