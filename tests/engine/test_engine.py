@@ -5,6 +5,7 @@ import gc
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,8 @@ from forerun.backbones import attention
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
 from forerun.engine.host import Work
-from forerun.engine.pack import stack
+from forerun.engine.pack import Batch, make_tiles, stack
+from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.sequence.canvas import BLANK
@@ -431,3 +433,46 @@ def test_ten_thousand_requests_leave_memory_where_it_was():
     growth = [(after - before) / 2**20 for before, after in pairwise(sizes)]
     # An allocator may take more once; a leak takes more every time.
     assert min(growth) < 2, f"memory grew by {growth} MiB"
+
+
+def test_a_lane_takes_the_memory_that_it_says():
+    m = fresh(lanes=1)
+    slots = m.backbone.make_slots(3, 40)
+    tensors = [*slots.keys, *slots.values]
+    assert m.backbone.bytes_per_lane(40) * 3 == sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_what_is_cancelled_says_so_and_what_had_ended_keeps_its_reason():
+    m = stepped(fresh(lanes=1))
+    running, queued = (m.submit([1], max_tokens=9, ignore_eos=True) for _ in range(2))
+    m.engine.step()
+    for jobs in (running, queued):
+        jobs.cancel()
+        assert jobs.jobs[0].seq.finish_reason == "cancelled"
+    ended = m.submit([1], max_tokens=9, ignore_eos=True).jobs[0]
+    ended.seq.finish_reason = "stop"
+    m.engine.cancel(ended.ticket)
+    assert ended.seq.finish_reason == "stop"
+
+
+def tiles_of(*lengths, held=0, programs=1000):
+    plans = [Causal.after(np.arange(held + n, dtype=np.int32), [()]) for n in lengths]
+    batch = Batch(
+        [(lane, plan, held) for lane, plan in enumerate(plans)], held + 99, torch.device("cpu")
+    )
+    return make_tiles(batch, heads=8, key_heads=2, programs=programs)
+
+
+def test_long_runs_of_rows_are_cut_into_tiles():
+    first, size, lane, *_ = tiles_of(3, 1).bounds_6N.tolist()  # a tile holds 4 rows of 4 heads
+    assert (first, size, lane) == ([0, 3], [3, 1], [0, 1])
+    first, size, lane, *_ = tiles_of(35, 2, 16).bounds_6N.tolist()  # and else 16
+    assert (first, size, lane) == ([0, 16, 32, 35, 37], [16, 16, 3, 2, 16], [0, 0, 0, 1, 2])
+
+
+def test_every_share_of_a_long_text_has_a_program_if_there_are_few_tiles():
+    slots = {100: 1, 256: 1, 257: 2, 600: 3, 1000: 4, 1100: 6, 1600: 8, 2048: 8, 2100: 12}
+    for held, splits in slots.items():
+        assert tiles_of(1, held=held - 1).splits == splits
+    assert tiles_of(1, held=999, programs=4).splits == 1
+    assert tiles_of(1, held=999, programs=5).splits == 4

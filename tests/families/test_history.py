@@ -1,13 +1,17 @@
 """Penalties look back on what a question supposes, too: tokens placed on a canvas, and the chain
 that a tail leaves."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
-from forerun.families.block import BlockSpan
+from forerun.families.block import Block, BlockSpan
 from forerun.families.causal import Tail
 from forerun.families.masked import CacheScope
 from forerun.options import Sampling
+from forerun.probability.logits import TokenHistory
 from forerun.sequence.canvas import BLANK
 from tests.helpers import model
 
@@ -72,3 +76,21 @@ def test_a_tail_remembers_the_chain_that_it_leaves(depart):
         lambda t, s: t.conditionals(s, [*chain[:depart], *tail]),
     )
     assert torch.allclose(branch, alone[depart + 1 :], atol=1e-9)
+
+
+def test_a_prompt_token_that_is_no_outcome_is_not_counted():
+    history = TokenHistory(Sampling(presence_penalty=1.0), np.array([3, 5, 9]), 5, frozenset())
+    assert history.in_prompt_V.tolist() == [0, 0, 0, 1, 0]
+
+
+def test_a_block_model_is_not_shifted_unless_it_says_so():
+    config = SimpleNamespace(forerun={"family": "block", "mask_token": 9, "block": 4})
+    assert not Block.of(config).shifted
+    config.forerun["shifted"] = True
+    assert Block.of(config).shifted
+
+
+def test_what_methods_share_belongs_to_the_model():
+    m = model()
+    m.handle().shared_state["a note"] = 1
+    assert m.host.shared_state.pop("a note") == 1

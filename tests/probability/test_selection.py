@@ -1,7 +1,10 @@
 """Which blanks are decided now: rules on laws of three numbers."""
 
+import pytest
 import torch
 
+from forerun.probability.lossy import tempered_ratio, tolerant
+from forerun.probability.noise import Noise
 from forerun.probability.selection import (
     above_threshold,
     edits,
@@ -104,3 +107,26 @@ def test_blanks_are_worth_guessing_while_all_are_likely_right():
     assert found.tokens.tolist() == [[0, 0, 1, 0]]
     assert found.order.tolist() == [[1, 2, 0, 3]]
     assert found.worthwhile.tolist() == [2]  # 0.9, 0.72, 0.36
+
+
+@pytest.mark.parametrize(
+    "make,value",
+    [
+        (most_confident, 2),
+        (above_threshold, 0.5),
+        (edits, 0.5),
+        (entropy_bounded, 0.5),
+        (reveal, 0.5),
+        (ranking, 0.5),
+        (tolerant, 0.5),
+        (tempered_ratio, 0.5),
+    ],
+)
+def test_the_same_options_give_the_same_rule_so_that_sequences_share_a_batch(make, value):
+    assert make(value) is make(value)
+
+
+def test_padding_is_never_edited():
+    law = torch.tensor([[[0.1, 0.9], [0.1, 0.9]]])
+    found = edits(0.5)(torch.tensor([[4, -1]]), torch.tensor([[0, 0]]), law, law, Noise([(1, 0)]))
+    assert found.columns()["chosen"].tolist() == [[True, False]]

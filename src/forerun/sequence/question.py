@@ -63,8 +63,8 @@ def question(
     plan: Plan,
     seq: Canvas,
     branches: Sequence[Branch],
-    drafting: bool = False,
-    with_model_law: bool = False,
+    drafting: bool,
+    with_model_law: bool,
 ) -> Question:
     """A question about a sequence, from the branches that its plan reads."""
     positions = [_positions_of(branch, seq) for branch in branches]
