@@ -120,15 +120,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
     )
     if isinstance(loaded, resolve.LoadedBackbone):
         choose_kernels(loaded.backbone, deterministic, model)
-        return Model(
-            model,
-            loaded.family,
-            loaded.backbone,
-            loaded.tokenizer,
-            loaded.eos,
-            lanes=lanes,
-            graphs=graphs,
-        )
+        parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
+        return Model(model, *parts, lanes=lanes, graphs=graphs)
     made = from_network(
         loaded.network,
         loaded.tokenizer,
