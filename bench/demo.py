@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import forerun
-from forerun.certify.cases import standard_cases
+from forerun.certify.cases import broad_cases
 from forerun.cli.compare_report import Report
 from forerun.cli.compare_report import show as show_table
 from forerun.cli.infill import picture
@@ -97,7 +97,7 @@ def show_proofs(console: Console) -> None:
     )
     for method in ("ar", "lookup", "sequential"):
         with console.status(f"enumerating {method} …"):
-            certificates = [case() for case in standard_cases(method)]
+            certificates = [case() for case in broad_cases(method)]
         worst = max(certificate.distance for certificate in certificates)
         holds = all(certificate.holds for certificate in certificates)
         verdict = "[green]holds[/]" if holds else "[red]fails[/]"
