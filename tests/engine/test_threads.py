@@ -278,3 +278,27 @@ raise SystemExit(3)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and done.stderr == ""
+
+
+def test_the_interpreter_waits_for_a_thread_that_still_frees_its_engine():
+    """One that is inside of torch when the interpreter goes would abort the process."""
+    code = """
+import gc, time, torch
+from forerun.api import Model
+from forerun.backbones.table import TableBackbone
+from forerun.families.causal import Causal
+
+class Slow:
+    def __del__(self):
+        for _ in range(100):
+            torch.rand(300, 300) @ torch.rand(300, 300)
+
+model = Model("table", Causal(), TableBackbone(4, context=100), lanes=1)
+model.generate([1], method="ar", max_tokens=2)
+model.engine.slow = Slow()
+del model
+gc.collect()
+time.sleep(0.1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""

@@ -170,6 +170,8 @@ class _Loop:
         self.process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         _running.add(self)
+        _threads.difference_update([thread for thread in _threads if not thread.is_alive()])
+        _threads.add(self._thread)
         self._thread.start()
 
     def stop(self, reason: EngineStopped) -> None:
@@ -246,14 +248,23 @@ def closed() -> EngineStopped:
 
 
 _running: set[_Loop] = set()
+_threads: set[threading.Thread] = set()  # those that have ended their loop may still free memory
 
 
 def _stop_all() -> None:
     """A thread that is inside of torch while the interpreter goes would bring it down."""
     for loop in list(_running):
         loop.stop(EngineStopped("the interpreter exits."))
+    for thread in list(_threads):
+        thread.join()
+
+
+def _forget_all() -> None:
+    """A process that was forked off has none of these threads."""
+    _running.clear()
+    _threads.clear()
 
 
 atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):  # not on every system
-    os.register_at_fork(after_in_child=_running.clear)
+    os.register_at_fork(after_in_child=_forget_all)
