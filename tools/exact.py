@@ -6,13 +6,14 @@ rest is declared here with the test that does it, which must exist.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+from page_part import write_or_check  # noqa: E402
 
 from forerun import registry  # noqa: E402
 from forerun.certify.cases import Case, standard_cases  # noqa: E402
@@ -22,8 +23,6 @@ from forerun.families.masked import CanvasFiller  # noqa: E402
 from tests.gpu import bits, checks  # noqa: E402
 
 PAGE = ROOT / "docs" / "certification.md"
-START = "<!-- exact: tools/exact.py writes this part -->"
-END = "<!-- end of exact -->"
 
 ENUMERATED, STATISTICS, IDENTITY, NOT_COVERED, NOT_APPLICABLE = "E", "S", "I", "–", ""
 
@@ -146,23 +145,5 @@ def table() -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
-def rewritten(page: str) -> str:
-    before, rest = page.split(START)
-    after = rest.split(END)[1]
-    return f"{before}{START}\n\n{table()}\n\n{END}{after}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    arguments = parser.parse_args()
-    page = PAGE.read_text()
-    wanted = rewritten(page)
-    if not arguments.check:
-        PAGE.write_text(wanted)
-    elif page != wanted:
-        sys.exit("docs/certification.md: the table is stale. Run: python tools/exact.py")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, "exact", "tools/exact.py", table)

@@ -6,17 +6,15 @@ holds.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 import tomllib
 from pathlib import Path
+
+from page_part import write_or_check
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "forerun"
 PAGE = ROOT / "docs" / "design.md"
-START = "<!-- layers: tools/layers.py writes this part -->"
-END = "<!-- end of layers -->"
 
 
 def layers(project: Path = ROOT / "pyproject.toml") -> list[list[str]]:
@@ -55,28 +53,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def rewritten(page: str) -> str:
-    before, rest = page.split(START)
-    after = rest.split(END)[1]
-    return f"{before}{START}\n\n{table()}\n\n{END}{after}"
-
-
 def _file(name: str, package: Path) -> Path:
     module = package / f"{name}.py"
     return module if module.is_file() else package / name / "__init__.py"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is stale")
-    arguments = parser.parse_args()
-    page = PAGE.read_text()
-    wanted = rewritten(page)
-    if not arguments.check:
-        PAGE.write_text(wanted)
-    elif page != wanted:
-        sys.exit("docs/design.md: the table of layers is stale. Run: python tools/layers.py")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, "layers", "tools/layers.py", table)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from forerun.errors import NotAble
 from forerun.families.base import Family, SelfDrafter, family_settings
@@ -29,10 +30,16 @@ class SubsetScorer(SelfDrafter):
 
     does = "scores chains through blanks anywhere"
 
-    def drafts_that_fit(self, seq: Canvas, chain: Sequence[int], k: int) -> int:
-        """How many drafts of k blanks fit into one forward with a verdict on this chain."""
+    async def verdict_and_drafts(
+        self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]
+    ) -> list[Tensor]:
+        """As the base says, but of the prefixes only the last ones whose drafts fit into one
+        forward."""
         content = len(seq.given) + seq.filled + len(chain)
-        return (self.host.room - content - len(chain) - 1) // k
+        fit = (self.host.room - content - len(chain) - 1) // max(k, 1)
+        return await super().verdict_and_drafts(
+            seq, chain, k, prefixes[max(0, len(prefixes) - fit) :]
+        )
 
 
 class AnySubset(Family):

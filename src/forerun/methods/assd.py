@@ -96,18 +96,18 @@ async def self_drafted(
         if seq.done or (not x and not options.bonus):  # line 9, and k = 1
             q = None
             continue
-        most = target.drafts_that_fit(seq, x, options.k)
-        prefixes = drafted_prefixes(len(x), options.ahead, most)
+        prefixes = drafted_prefixes(len(x), options.ahead)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)  # lines 13-15
         n = await judge(seq, x, q[: len(x)], p, rule, options.bonus)
         q = next_laws(n, len(x), laws)
     assert seq.trace.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
 
 
-def drafted_prefixes(length: int, ahead: str, most: int) -> list[int]:
-    """After which prefixes of a chain the next draft is asked for: at most so many, the longest."""
-    wanted = {"whole": 1, "every": length + 1}.get(ahead, 0)
-    return list(range(length + 1 - min(wanted, most), length + 1))
+def drafted_prefixes(length: int, ahead: str) -> list[int]:
+    """After which prefixes of a chain the next draft is asked for."""
+    if ahead == "every":
+        return list(range(length + 1))
+    return [length] if ahead == "whole" else []
 
 
 async def judge(
@@ -128,5 +128,5 @@ async def judge(
 
 def next_laws(n: int, drafted: int, laws: Sequence[Tensor]) -> Tensor | None:
     """The laws of the next draft after n accepted tokens, if the verdict gave them."""
-    index = n - (drafted + 1 - len(laws))  # they are of the longest prefixes
+    index = n - (drafted + 1 - len(laws))  # of every prefix, or of the longest ones only
     return laws[index] if index >= 0 and len(laws[index]) else None

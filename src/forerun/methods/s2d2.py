@@ -127,7 +127,7 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     x: list[int] = []
     q: Tensor | None = None
     while not seq.done:
-        prefixes = drafted_prefixes(len(x), options.ahead, most=len(x) + 1)
+        prefixes = drafted_prefixes(len(x), options.ahead)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
         n = await judge(seq, x, q, p, rejection)
         q = next_laws(n, len(x), laws)
