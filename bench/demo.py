@@ -23,7 +23,7 @@ from forerun.evaluate.compare import (
 )
 from forerun.evaluate.prompts import CODE
 from forerun.profile.machine import machine
-from forerun.requests.result import trace_lines
+from forerun.requests.traces import trace_lines
 
 SETTINGS = ComparisonSettings(max_tokens=48, rounds=2)
 HOLES = """class Stack:

@@ -31,7 +31,7 @@ from forerun.evaluate.compare import (
 )
 from forerun.evaluate.prompts import CODE
 from forerun.profile.machine import machine
-from forerun.requests.result import trace_lines
+from forerun.requests.traces import trace_lines
 from forerun.train.data import held_out_windows
 
 ROOT = Path(__file__).parents[1]

@@ -425,6 +425,7 @@ class Model:
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
+        trace: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
@@ -432,7 +433,9 @@ class Model:
 
         `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
         alternatives each. `tools` and `template_options` go to the chat template. `options` may be
-        an object of the method's own options class. The other arguments are those of `generate`.
+        an object of the method's own options class. `trace` records everything that a trace can
+        show, laws and canvases too, as `Result.recorded`. The other arguments are those of
+        `generate`.
         """
         template = dict(template_options or {})
         if tools is not None:
@@ -454,6 +457,8 @@ class Model:
                 request = plan.request
                 result = failed_result(error, promise_of(request.method, self.name))
                 completions.append(Failed([result] * request.sampling.n))
+        if trace:
+            record_all(completions)
         return Jobs(self.driver, completions, several, raise_errors)
 
     def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
@@ -561,9 +566,10 @@ class Model:
         method: str | Method | None = None,
         draft: str | Model | None = None,
         raise_errors: bool = False,
+        trace: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Have texts with holes filled, and return at once."""
+        """Have texts with holes filled, and return at once. `trace` is that of `submit`."""
         check_infill(self, options)
         request, draft_model = self._plan(method or self.family.default_method, draft, **options)
         check_infill(self, vars(request.sampling))
@@ -579,6 +585,8 @@ class Model:
                     raise
                 promise = promise_of(request.method, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
+        if trace:
+            record_all(infillings)
         return Jobs(self.driver, infillings, several, raise_errors)
 
     def infill_all(
@@ -768,6 +776,13 @@ class Model:
         return self.tokenizer.decode(
             list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
+
+
+def record_all(requests: Sequence[RequestJobs]) -> None:
+    """Have the traces of some requests show everything they can."""
+    for request in requests:
+        for job in request.jobs:
+            job.record()
 
 
 def sampling_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

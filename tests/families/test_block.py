@@ -564,7 +564,7 @@ def test_editing_changes_decided_tokens_of_the_block_only_and_streams_nothing_th
 
 def test_an_edit_is_no_token_more_in_a_traces_summary():
     from forerun.cli.trace import read_commit, summary
-    from forerun.requests.result import trace_lines
+    from forerun.requests.traces import trace_lines
 
     m = fresh("block", torch.float64)
     result = m.generate(

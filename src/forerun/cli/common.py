@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -254,10 +255,11 @@ def exit_with(interrupted: bool, failed: bool) -> None:
 
 
 def write_trace(file: str, results: list[Result], model: Model) -> None:
-    """One JSON object a line for each commit of each result."""
-    from forerun.requests.result import trace_lines
+    """What was recorded of each result, one JSON object a line."""
+    from forerun.requests.traces import trace_lines
 
+    decode = partial(model.decode, special=True)
     with open(file, "w", encoding="utf-8") as out:
         for index, result in enumerate(results):
-            for line in trace_lines(result, index, model.decode):
+            for line in trace_lines(result, index, decode):
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")

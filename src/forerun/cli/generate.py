@@ -95,7 +95,12 @@ def _submit(call: Call, model: Model, prompts: Sequence[Prompt | Chat], live: bo
     plain = [prompt for prompt in prompts if not isinstance(prompt, Chat)]
     chats = [prompt.messages for prompt in prompts if isinstance(prompt, Chat)]
     submit = partial(
-        model.submit, method=flags.method, draft=flags.draft, streams=live, **call.options
+        model.submit,
+        method=flags.method,
+        draft=flags.draft,
+        streams=live,
+        trace=bool(flags.trace),
+        **call.options,
     )
     if chats:
         return submit(messages=chats[0] if live else chats)

@@ -59,7 +59,13 @@ def infill(call: DecodeCall[BatchFlags]) -> None:
     check_writable(flags.trace)
     check_writable(flags.output)
     model = call.load_model(DEFAULT_MODEL, flags.lanes)
-    jobs = model.submit_infill(texts, method=flags.method, draft=flags.draft, **call.options)
+    jobs = model.submit_infill(
+        texts,
+        method=flags.method,
+        draft=flags.draft,
+        trace=bool(flags.trace),
+        **call.options,
+    )
     out = ResultFile(flags.output, texts) if flags.output else None
     interrupted = _decode_all(jobs, out)
     if out is not None:

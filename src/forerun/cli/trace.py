@@ -104,15 +104,18 @@ def read(file: str) -> list[Commit]:
     except UnicodeDecodeError:
         raise BadOption(f"trace file {file!r} is not UTF-8 text.") from None
     lines = enumerate(content.split("\n"), 1)
-    commits = [_commit_of(file, number, line) for number, line in lines if line.strip()]
+    read_lines = [_commit_of(file, number, line) for number, line in lines if line.strip()]
+    commits = [commit for commit in read_lines if commit is not None]
     if not commits:
         raise BadOption(f"trace file {file!r} is empty.")
     return commits
 
 
-def _commit_of(file: str, number: int, line: str) -> Commit:
+def _commit_of(file: str, number: int, line: str) -> Commit | None:
+    """The commit of a line; None for a line that says something else."""
     try:
-        return read_commit(json.loads(line))
+        told = json.loads(line)
+        return read_commit(told) if told.get("kind", "commit") == "commit" else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadOption(f"{file}:{number} is not a line of a trace.") from None
 

@@ -369,6 +369,7 @@ class Engine:
             one.last_question = question
             pairs = [(next(logits), next(laws)) for _ in question.chains]
             keep_for_logprobs(question, pairs)
+            show_to_recorder(question, pairs)
             answers.append([answer_of(question, *pair) for pair in pairs])
         self.clock.rules += time.perf_counter() - began
         return answers
@@ -386,6 +387,14 @@ def keep_for_logprobs(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]
     if record.wanted and not question.drafting:
         for branch, (pair, positions) in enumerate(zip(pairs, question.positions)):
             record.answered(branch, positions, *pair)
+
+
+def show_to_recorder(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Show what a forward gave to the request's trace, if it wants to know."""
+    recorder = question.seq.recorder
+    if recorder is not None:
+        chains = [rows.tokens for rows in question.chains]
+        recorder.answered(chains, question.positions, pairs, question.drafting)
 
 
 def answer_of(question: Question, logits_NV: Tensor, law_NV: Tensor) -> Tensor | BlankLaws:

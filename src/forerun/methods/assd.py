@@ -116,6 +116,7 @@ async def judge(
     """Lines 16-25: commit what the rule keeps of the draft, and the token after it. How many
     drafted tokens were kept."""
     positions = seq.next(len(x))
+    seq.note_draft(positions, x, q)
     if not bonus:
         p = cat([p[: len(x)], p[-1:]])  # no row for a bonus token: the token drawn there is unused
     verdict = await seq.draw(rule, x, q, p)

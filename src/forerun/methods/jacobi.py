@@ -54,6 +54,7 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
         if options.refill or not y:
             y = y + guess(seq, y, options.block - len(y), options.start)
         y = y[: seq.remaining - 1]
+        seq.note_draft(seq.next(len(y)), y)
         [p_LV] = await target.conditionals(seq, y)  # p(. | x, y_<i)
         step = await seq.draw(jacobi_step, y, p_LV)
         n = step.accepted

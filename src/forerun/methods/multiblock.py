@@ -154,6 +154,8 @@ def commit(seq: Canvas, tree: GuessTree, descent: Descent, first_block: int) -> 
     rejected = rejected_after(tree, path, first_block)
     branches = [tree.branch_of(node) for node in [0, *path]]
     sources = [source_of(node, tree, first_block) for node in path]
+    guessed = [*(tree.tokens[node - 1] for node in path), *rejected]
+    seq.note_draft(seq.next(len(guessed)), guessed)
     if not path and rejected:
         seq.fill([], [], "accepted", drafted=rejected)
     for source in dict.fromkeys(sources):

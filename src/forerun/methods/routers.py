@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -389,7 +389,9 @@ class RouterDriver:
             remaining_then, forwards_then = self._last
             self._router.learn(remaining_then - remaining, forwards - forwards_then)
         self._last = (remaining, forwards)
-        return self._router.verify(view)
+        verify = self._router.verify(view)
+        self.seq.note_route(verify, asdict(view))
+        return verify
 
     async def draft(self, blanks: list[int], laws: BlankLaws) -> RoutedDraft:
         """Draw a token for every blank from its law."""

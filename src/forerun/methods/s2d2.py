@@ -86,6 +86,7 @@ async def judge_run(
     does not."""
     blanks = draft.blanks
     x = seq.up_to_end(draft.tokens)
+    seq.note_draft(blanks, x, draft.q)
     p = await target.verdict(seq, x, span)
     # There is no row for a token after the run, which has a token already or belongs to the next
     # block: the token drawn there is unused.

@@ -34,6 +34,7 @@ async def speculative(
     while not seq.done:
         k = min(options.k, seq.remaining - 1)
         draft = await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
+        seq.note_draft(draft.positions, draft.tokens, draft.q)
         [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
         verdict = await seq.draw(rejection, draft.tokens, draft.q, p_LV)
         n = verdict.accepted

@@ -118,6 +118,7 @@ async def verify(
 ) -> LastNode:
     """One forward: decide what stepwise decoding would, as far as the draft foresaw it and once
     more."""
+    seq.note_draft([position for position, _ in draft], [token for _, token in draft])
     nodes, leads = plant_tree(draft, options.tree)
     open_at = [order.open(node) for node in nodes]
     beyond = [order.beyond(node, options.drafts) for node in nodes]

@@ -24,8 +24,10 @@ from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
 from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
+from forerun.requests.traces import start_line
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.logprobs import TokenLogprob
+from forerun.sequence.recording import Recorder
 
 Progress = bool | Callable[[int, int], object] | None
 
@@ -84,6 +86,11 @@ class Job:
                 self.stopped_by = self.detokenizer.stopped_by
         return "stop" if self.stopped_by is not None else None
 
+    def record(self) -> None:
+        """Have the trace show everything it can."""
+        start = start_line(self.model, self.request, self.seq.tokens.tolist())
+        self.seq.recorder = Recorder(self.seq.trace, start)
+
     @property
     def over(self) -> bool:
         return self.ticket.over
@@ -132,6 +139,7 @@ class Job:
             stopped_by=self.stopped_by,
             logprobs=self._logprobs(),
             error=ticket.error,
+            recorded=seq.recorder.lines if seq.recorder is not None else None,
         )
 
     def _logprobs(self) -> list[TokenLogprob] | None:

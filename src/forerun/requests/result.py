@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
@@ -97,6 +97,8 @@ class Result:
     # Of the prompt's tokens; None for those that the model says nothing of, such as the first.
     prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
+    # Everything that a trace can show, for requests with `trace=True`: see `requests/traces.py`.
+    recorded: Sequence[Mapping[str, Any]] | None = field(repr=False, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -118,16 +120,3 @@ class Result:
         if self.error is not None:
             out["error"] = f"{type(self.error).__name__}: {self.error}"
         return out
-
-
-def trace_lines(
-    result: Result, index: int, decode: Callable[[list[int]], str]
-) -> list[dict[str, Any]]:
-    """The trace as JSON objects, one per commit, with the text of its tokens."""
-    lines = []
-    for event in result.trace:
-        texts = [decode([token]) for token in event.tokens]
-        rejected_texts = [decode([token]) for token in event.rejected]
-        line = {**asdict(event), "request": index, "texts": texts}
-        lines.append({**line, "rejected_texts": rejected_texts})
-    return lines

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from forerun.errors import NotAble
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import mix
 from forerun.probability.outcomes import Outcome, Placement
 from forerun.sequence.logprobs import LogprobRecord
+from forerun.sequence.recording import Recorder
 from forerun.sequence.trace import Trace
 
 BLANK = -1
@@ -59,6 +61,7 @@ class Canvas:
         self.history = history
         self.ending = ending
         self.trace = Trace()
+        self.recorder: Recorder | None = None  # for requests that want all that a trace can show
         self.logprobs = LogprobRecord(history.sampling.logprobs)
         self.noise_key = mix(seed, sample)
         self.draws = 0
@@ -157,6 +160,24 @@ class Canvas:
         if written or drafted:
             rejected = drafted[len(tokens) :]
             self.trace.record(reason, positions[:written], tokens[:written], drafted, rejected)
+            self._record_commit(branches)
+
+    def note_draft(
+        self, positions: Sequence[int], tokens: Sequence[int], q_KV: Tensor | None = None
+    ) -> None:
+        """Tell the trace what is judged next, and the laws it was drawn from. It decides
+        nothing."""
+        if self.recorder is not None and len(tokens):
+            self.recorder.drafted(positions, tokens, q_KV)
+
+    def note_route(self, verify: bool, seen: Mapping[str, float]) -> None:
+        """Tell the trace what a router decided, and from what."""
+        if self.recorder is not None:
+            self.recorder.routed(verify, seen)
+
+    def _record_commit(self, branches: Sequence[int] = ()) -> None:
+        if self.recorder is not None:
+            self.recorder.committed(self.trace.events[-1], branches)
 
     def _check_token(self, token: int) -> None:
         """Refuse what is no token: it would fail the next forward of everybody."""
@@ -187,6 +208,7 @@ class Canvas:
             self.logprobs.decided(position, token)
         tokens = [token for _, token in placement]
         self.trace.record("edited", positions, tokens, rejected=replaced)
+        self._record_commit()
 
     def _extend(self) -> None:
         """Move the final prefix over what was filled, until the text ends, a blank comes, or tokens
