@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from forerun.cli import COMMANDS
-from forerun.cli.methods import method_row
+from forerun.catalogue import method_row
 from tests.helpers import ROOT
 
 PAGES = ["README.md", "docs/start.md", "docs/serving.md"]

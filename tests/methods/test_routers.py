@@ -138,7 +138,8 @@ def test_a_router_learns_what_came_of_its_word_before_the_next():
 
     from forerun.methods.routers import RouterDriver
 
-    seq = SimpleNamespace(remaining=20, trace=SimpleNamespace(forwards=1))
+    unheard = lambda verify, seen: None
+    seq = SimpleNamespace(remaining=20, trace=SimpleNamespace(forwards=1), note_route=unheard)
     watch = RouterDriver(seq, RoutingOptions(router="bandit", bins="1,1,1"), 8)
     told = []
     watch._router.learn = lambda decided, forwards: told.append((decided, forwards))

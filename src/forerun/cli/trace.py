@@ -60,6 +60,9 @@ def trace(
         str, typer.Argument(help="A trace that `forerun generate --trace FILE` wrote.")
     ],
     svg: Annotated[str | None, typer.Option(help="Also draw it into this SVG file.")] = None,
+    html: Annotated[
+        str | None, typer.Option(help="Also write it as one HTML file that plays anywhere.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show a trace: every token, coloured by the reason it was committed.
@@ -69,6 +72,8 @@ def trace(
     commits = read(file)
     if svg:
         draw(commits, svg)
+    if html:
+        write_replay(file, html)
     if as_json:
         print_json(summary(commits))
         return
@@ -90,6 +95,15 @@ def draw(commits: Sequence[Commit], file: str) -> None:
     for request in by_request(commits):
         show(request, recorder)
     recorder.save_svg(file, title="forerun trace")
+
+
+def write_replay(file: str, html: str) -> None:
+    """The trace as one page that loads nothing."""
+    from forerun.page.assets import replay_html
+
+    text = Path(file).read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.split("\n") if line.strip()]
+    Path(html).write_text(replay_html(lines, f"Forerun: {Path(file).name}"), encoding="utf-8")
 
 
 def read(file: str) -> list[Commit]:

@@ -38,7 +38,7 @@ class Recorder:
         self.trace = trace
         self.lines: list[Line] = []
         self.on_line: Callable[[], object] = do_nothing
-        self._began: float | None = None
+        self._began = time.perf_counter()
         self._answered: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._drafted: dict[int, tuple[int, Tensor | None]] = {}
         self.lines.append({"kind": "start", **start})
@@ -129,10 +129,8 @@ class Recorder:
         return float(token == drafted) if q_V is None else round(float(q_V[token]), DIGITS)
 
     def _write(self, kind: str, **facts: Any) -> None:
-        now = time.perf_counter()
-        if self._began is None:
-            self._began = now
-        self.lines.append({"kind": kind, "time": round(now - self._began, DIGITS), **facts})
+        passed = round(time.perf_counter() - self._began, DIGITS)
+        self.lines.append({"kind": kind, "time": passed, **facts})
         self.on_line()
 
 

@@ -1,0 +1,1 @@
+"""The page: decoding as it happens, in a browser"""
