@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 from typer.main import get_command
 
-from forerun.cli import COMMANDS
 from forerun.catalogue import method_row
+from forerun.cli import COMMANDS
 from tests.helpers import ROOT
 
 PAGES = ["README.md", "docs/start.md", "docs/serving.md"]
