@@ -706,6 +706,8 @@ class Model:
         if request.drafter_class is None:
             return None
         options = dict(request.drafter_options)
+        if isinstance(options.get("prediction"), str) and self.tokenizer is not None:
+            options["prediction"] = self.encode(options["prediction"], special=False)
         if draft_model is not None:
             options["model"] = self._draft_handle(draft_model)
         if options.get("first"):
