@@ -421,6 +421,7 @@ class Model:
         method: str | Method | Sequence[str | Method] | None = None,
         draft: str | Model | None = None,
         streams: bool = False,
+        traces: bool = False,
         prompt_logprobs: int | None = None,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
@@ -428,7 +429,7 @@ class Model:
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
-        pieces of text as they come.
+        pieces of text as they come; with `traces`, the events of their traces too.
 
         `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
         alternatives each. `tools` and `template_options` go to the chat template. `options` may be
@@ -454,7 +455,7 @@ class Model:
                 request = plan.request
                 result = failed_result(error, promise_of(request.method, self.name))
                 completions.append(Failed([result] * request.sampling.n))
-        return Jobs(self.driver, completions, several, raise_errors)
+        return Jobs(self.driver, completions, several, raise_errors, traces)
 
     def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
         """How each prompt is to be decoded. The same arguments are checked once."""
@@ -560,10 +561,12 @@ class Model:
         token_ids: Any = None,
         method: str | Method | None = None,
         draft: str | Model | None = None,
+        traces: bool = False,
         raise_errors: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Have texts with holes filled, and return at once."""
+        """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
+        yields the events of their traces."""
         check_infill(self, options)
         request, draft_model = self._plan(method or self.family.default_method, draft, **options)
         check_infill(self, vars(request.sampling))
@@ -579,7 +582,7 @@ class Model:
                     raise
                 promise = promise_of(request.method, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
-        return Jobs(self.driver, infillings, several, raise_errors)
+        return Jobs(self.driver, infillings, several, raise_errors, traces)
 
     def infill_all(
         self, canvases: Sequence[Sequence[int | None]], **options: Any
