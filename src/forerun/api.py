@@ -421,19 +421,20 @@ class Model:
         method: str | Method | Sequence[str | Method] | None = None,
         draft: str | Model | None = None,
         streams: bool = False,
+        traces: bool = False,
         prompt_logprobs: int | None = None,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
-        trace: bool = False,
+        record: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
-        pieces of text as they come.
+        pieces of text as they come; with `traces`, the events of their traces too.
 
         `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
         alternatives each. `tools` and `template_options` go to the chat template. `options` may be
-        an object of the method's own options class. `trace` records everything that a trace can
+        an object of the method's own options class. `record` keeps everything that a trace can
         show, laws and canvases too, as `Result.recorded`. The other arguments are those of
         `generate`.
         """
@@ -457,9 +458,9 @@ class Model:
                 request = plan.request
                 result = failed_result(error, promise_of(request.method, self.name))
                 completions.append(Failed([result] * request.sampling.n))
-        if trace:
+        if record:
             record_all(completions)
-        return Jobs(self.driver, completions, several, raise_errors)
+        return Jobs(self.driver, completions, several, raise_errors, traces)
 
     def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
         """How each prompt is to be decoded. The same arguments are checked once."""
@@ -558,18 +559,20 @@ class Model:
         jobs.run(progress)
         return jobs.outcome()
 
-    def submit_infill(
+    def submit_infill(  # noqa: PLR0913 - keywords of a public function
         self,
         text: Any = None,
         *,
         token_ids: Any = None,
         method: str | Method | None = None,
         draft: str | Model | None = None,
+        traces: bool = False,
         raise_errors: bool = False,
-        trace: bool = False,
+        record: bool = False,
         **options: Any,
     ) -> Jobs:
-        """Have texts with holes filled, and return at once. `trace` is that of `submit`."""
+        """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
+        yields the events of their traces. `record` is that of `submit`."""
         check_infill(self, options)
         request, draft_model = self._plan(method or self.family.default_method, draft, **options)
         check_infill(self, vars(request.sampling))
@@ -585,9 +588,9 @@ class Model:
                     raise
                 promise = promise_of(request.method, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
-        if trace:
+        if record:
             record_all(infillings)
-        return Jobs(self.driver, infillings, several, raise_errors)
+        return Jobs(self.driver, infillings, several, raise_errors, traces)
 
     def infill_all(
         self, canvases: Sequence[Sequence[int | None]], **options: Any
@@ -714,6 +717,8 @@ class Model:
         if request.drafter_class is None:
             return None
         options = dict(request.drafter_options)
+        if isinstance(options.get("prediction"), str) and self.tokenizer is not None:
+            options["prediction"] = self.encode(options["prediction"], special=False)
         if draft_model is not None:
             options["model"] = self._draft_handle(draft_model)
         if options.get("first"):

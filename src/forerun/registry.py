@@ -26,6 +26,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ar": "forerun.methods.autoregressive:autoregressive",
         "speculative": "forerun.methods.speculative:speculative",
         "lookup": "forerun.methods.speculative:lookup",
+        "predicted": "forerun.methods.predicted:predicted",
         "sequential": "forerun.methods.autoregressive:sequential",
         "assd": "forerun.methods.assd:assd",
         "stepwise": "forerun.methods.stepwise:stepwise",
@@ -50,6 +51,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "drafters": {
         "model": "forerun.drafters.autoregressive:ModelDrafter",
         "lookup": "forerun.drafters.lookup:LookupDrafter",
+        "predicted": "forerun.drafters.predicted:PredictedDrafter",
         "diffusion": "forerun.drafters.diffusion:DiffusionDrafter",
         "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",

@@ -27,6 +27,10 @@ CASES = {
     "ar": [PENALISED],
     "speculative": [{"k": 3}, {"k": 4, **SAMPLED, "draft_temperature": 0.5}, PENALISED],
     "lookup": [{"k": 4, "adapt": False}, {"ngram": 1, **SAMPLED}],
+    "predicted": [
+        {"k": 4, "adapt": False, "prediction": [3, 1, 2, 2, 0, 1, 3, 0, 2, 1, 1, 3]},
+        {"k": 6, "prediction": [0, 1, 2, 3], **SAMPLED},
+    ],
     "jacobi": [{"block": 4, "start": start} for start in ("text", "random")]
     + [{"block": 5, "refill": False, **SAMPLED}],
     "multiblock": [
@@ -76,7 +80,18 @@ CASES = {
     "s2d2-exact": [{"k": 3, "ahead": "every"}, {"k": 2, **SAMPLED}],
     "s2d2-canvases": [{"span": 2, "drafts": 2, "threshold": 0.2}, {"span": 3, **SAMPLED}],
 }
-CAUSAL = ("ar", "speculative", "lookup", "jacobi", "multiblock", "lookahead", "specdiff")
+CAUSAL = (
+    "ar",
+    "speculative",
+    "lookup",
+    "predicted",
+    "jacobi",
+    "multiblock",
+    "lookahead",
+    "specdiff",
+)
+# what a method cannot do without
+NEEDED = {"predicted": {"prediction": [1, 2, 3, 3, 1, 0]}}
 FILLS_HOLES = ("sequential", "assd", "stepwise", "threshold", "ssd", "ancestral")
 SHIFTED = {"stepwise": Masked, "ssd": Masked, "block": Block, "block-ssd": Block, "s2d2": Block}
 
@@ -117,7 +132,7 @@ def line(method, table, options, tokens=PROMPTS, family=None):
     target = TABLES[table]()
     causal = method.split("-")[0] in CAUSAL
     m = table_model(target, family=family or (None if causal else family_of(method, MASK)))
-    more = {"method": method, **options}
+    more = {"method": method, **NEEDED.get(method, {}), **options}
     if method in ("speculative", "specdiff", "specdiff-confidence"):
         draft_family = None if method == "speculative" else Masked(MASK)
         draft = TableBackbone(VOCAB, seed=2, like=target, blend=0.8, cost=0.1)

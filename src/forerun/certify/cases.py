@@ -58,6 +58,13 @@ GUESSING: dict[str, list[Options]] = {
 }
 
 
+# What a caller expects: right and wrong at once, ends early, holds an end token.
+PREDICTIONS: list[Options] = [
+    {"prediction": [0, 2, 0, 1, 2, 0]},
+    {"prediction": [1, 1, 0], "adapt": False},
+]
+
+
 # Parameters alone and together, for longer texts: penalties look back on drafted and placed tokens,
 # bias comes before penalties, ends lie inside drafts and anywhere on a canvas. Two outcomes are
 # enough, and truncation would hide what is wrong.
@@ -137,6 +144,8 @@ def broad_cases(name: str) -> list[Case]:
     options = GUESSING.get(name, [{}])
     if "k" in method.option_names():
         options = [{"k": k} for k in (1, 2, 4)]
+    if method.drafter == "predicted":
+        options = [{**option, **prediction} for option in options for prediction in PREDICTIONS]
     return [
         case(
             name,
@@ -372,6 +381,7 @@ def _cases_of_diffusion(method: registry.Method) -> list[Case]:
 DEEP_OPTIONS: dict[str, Options] = {
     "speculative": {"k": 5},
     "lookup": {"k": 6, "adapt": False},
+    "predicted": {"k": 6, "adapt": False, "prediction": [0, 1, 1, 0, 1, 0, 0, 1]},
     "specdiff": {"k": 5, "steps": 2},
     "jacobi": {"block": 6},
     "multiblock": {"block": 4, "blocks": 1, "candidates": 4},
@@ -387,6 +397,7 @@ DEEP_OPTIONS: dict[str, Options] = {
 GREEDY_OPTIONS: dict[str, Options] = {
     "speculative": {"k": 8},
     "lookup": {"k": 10, "adapt": False},
+    "predicted": {"k": 10, "adapt": False, "prediction": [2, 0, 1, 1, 0, 3, 1, 0, 0, 1, 2, 0]},
     "specdiff": {"k": 8, "steps": 3},
     "jacobi": {"block": 10},
     "multiblock": {"block": 4, "blocks": 3, "spawn": 0.3, "candidates": 4},

@@ -23,6 +23,8 @@ from forerun.errors import ForerunError
 COMMANDS = {
     "generate": "Decode prompts.",
     "infill": "Fill the holes of texts.",
+    "serve": "Serve models over HTTP, in OpenAI's interface, and a page at /.",
+    "show": "Open a page that shows decoding as it happens.",
     "chat": "Chat with a model in the terminal.",
     "certify": "Prove that the output of a method has the law of its reference.",
     "compare": "Run methods side by side: cost, speed, guarantee, and whether the output is right.",

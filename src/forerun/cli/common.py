@@ -33,9 +33,12 @@ Prompt = str | list[int]  # text or token ids
 EXTRAS = {
     "accelerate": "train",
     "gguf": "gguf",
+    "fastapi": "serve",
     "matplotlib": "train",
     "peft": "lora",
+    "prometheus_client": "serve",
     "scipy": "evaluate",
+    "uvicorn": "serve",
     "yaml": "train",
 }
 LINE_BREAK = "\n"

@@ -99,7 +99,7 @@ def _submit(call: Call, model: Model, prompts: Sequence[Prompt | Chat], live: bo
         method=flags.method,
         draft=flags.draft,
         streams=live,
-        trace=bool(flags.trace),
+        record=bool(flags.trace),
         **call.options,
     )
     if chats:

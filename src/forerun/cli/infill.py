@@ -63,7 +63,7 @@ def infill(call: DecodeCall[BatchFlags]) -> None:
         texts,
         method=flags.method,
         draft=flags.draft,
-        trace=bool(flags.trace),
+        record=bool(flags.trace),
         **call.options,
     )
     out = ResultFile(flags.output, texts) if flags.output else None

@@ -119,6 +119,8 @@ def _contestants_of_method(
     if method.drafter is not None and needs_model(registry.get("drafters", method.drafter)):
         fills = isinstance(draft, Model) and draft.family.can(BlankFiller)
         return [with_draft] if named or fills else []
+    if method.drafter == "predicted" and not named:
+        return []  # nobody has said what to expect
     if method.drafts and method.drafter is None:
         return [with_draft] if named or draft is not None else []
     return [Contestant(model, name)]

@@ -1,73 +1,40 @@
-"""The models that the page offers, and what it says of each."""
+"""What the page is told of the models and methods there are."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
-from forerun import __version__, registry, zoo
-from forerun.api import Model
+from forerun import __version__, registry
 from forerun.catalogue import usable_rows
-from forerun.families.any_subset import SubsetScorer
-from forerun.families.base import BlankFiller, Family
-from forerun.families.masked import CanvasFiller
-
-
-class Models(Protocol):
-    """Models by name, loaded on first use."""
-
-    def names(self) -> list[str]: ...
-
-    def loaded(self, name: str) -> Model | None:
-        """The model, if it is loaded already."""
-
-    async def get(self, name: str) -> Model:
-        """The model, loaded if need be; a `ForerunError` if there is none of this name."""
+from forerun.families.base import BlankFiller
+from forerun.serve.models import Models, Served
+from forerun.serve.orders import drafter_names
 
 
 def about(models: Models) -> dict[str, Any]:
     """What the page needs to know before anything runs."""
     return {
         "version": __version__,
-        "models": [about_model(models, name) for name in models.names()],
+        "models": [about_model(served) for served in models],
         "methods": {row.method: asdict(row) for row in usable_rows()},
+        "drafters": drafter_names(),
     }
 
 
-def about_model(models: Models, name: str) -> dict[str, Any]:
-    """A model that is not loaded is known by its family only, and only if it is embedded."""
-    model = models.loaded(name)
-    family = type(model.family) if model is not None else embedded_family(name)
-    facts: dict[str, Any] = {"name": name, "loaded": model is not None, "family": None}
-    if family is not None:
-        facts |= {
-            "family": family.name,
-            "default": family.default_method,
-            "methods": methods_for(family),
-            "infills": issubclass(family.handle, SubsetScorer | CanvasFiller),
-            "fills": issubclass(family.handle, BlankFiller),
-        }
-    if model is not None:
-        facts["chats"] = bool(getattr(model.tokenizer, "chat_template", None))
-        facts["context"] = model.context
-    elif family is not None:
-        facts["chats"] = False  # the embedded models share a tokenizer without a template
-    return facts
-
-
-def embedded_family(name: str) -> type[Family] | None:
-    """The family of an embedded model, from the metadata of its weights."""
-    short = name.removeprefix("zoo:")
-    if not name.startswith("zoo:") or short not in zoo.shipped():
-        return None
-    family: type[Family] = registry.get("families", zoo.family(short))
-    return family
-
-
-def methods_for(family: type[Family]) -> list[str]:
-    """The methods that models of a family can run."""
-    return [
-        name
-        for name, method in registry.usable("methods").items()
-        if all(issubclass(family.handle, need) for need in method.needs)
-    ]
+def about_model(served: Served) -> dict[str, Any]:
+    """A model that is not loaded is known only if it is embedded; else its family is null."""
+    told = served.describe()["forerun"]
+    facts = {"name": served.id, "loaded": told["loaded"], "family": told.get("family")}
+    if facts["family"] is None:
+        return facts
+    handle = registry.get("families", facts["family"]).handle
+    return {
+        **facts,
+        "default": told["method"],
+        "methods": told["methods"],
+        "infills": told["fills_holes"],
+        "fills": issubclass(handle, BlankFiller),
+        # the embedded models have a template only if the server gives them one
+        "chats": told.get("has_chat_template", served.settings.chat_template is not None),
+    }

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
-from forerun.errors import ForerunError
 from forerun.page import assets, runs, studies
-from forerun.page.models import Models, about
+from forerun.page.models import about
 from forerun.requests.traces import Line
+from forerun.serve.encoding import JsonResponse
+from forerun.serve.errors import ApiError
+from forerun.serve.server import check_key, client_of, server_of
+from forerun.serve.sse import DONE, event
+from forerun.serve.wire import Wire
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -27,94 +32,104 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-Lines = AsyncIterator[list[Line]]
 
-
-class LoadRequest(BaseModel):
+class LoadRequest(Wire):
     """A model that is to be loaded, so that the page knows what it can do."""
 
     model: str
 
 
-def page_router(models: Models) -> APIRouter:
-    """The page at `/`, and what it asks under `/page/`."""
-    page = Page(models)
-    router = APIRouter(include_in_schema=False)
-    router.get("/")(page.index)
-    router.get("/page/about")(page.about)
-    router.get("/page/replay.html")(page.replay)
-    router.post("/page/load")(page.load)
-    router.post("/page/run")(page.run)
-    router.post("/page/compare")(page.compare)
-    router.post("/page/certify")(page.certify)
-    router.get("/page/{name}")(page.asset)  # last: it takes every name
-    return router
+files = APIRouter(include_in_schema=False)
+asks = APIRouter(include_in_schema=False, dependencies=[Depends(check_key)])
 
 
-class Page:
-    """Answers what the page asks of some models."""
-
-    def __init__(self, models: Models):
-        self.models = models
-
-    def index(self) -> Response:
-        return self.asset("index.html")
-
-    def asset(self, name: str) -> Response:
-        found = assets.read(name)
-        if found is None:
-            error = {"error": "there is no such file."}
-            return JSONResponse(error, status_code=404, headers=HEADERS)
-        return Response(found.content, media_type=found.media_type, headers=HEADERS)
-
-    def about(self) -> Response:
-        return JSONResponse(about(self.models), headers=HEADERS)
-
-    def replay(self) -> Response:
-        """An empty replay as text: the page puts a trace into it, for download."""
-        return Response(assets.replay_html([]), media_type="text/plain", headers=HEADERS)
-
-    async def load(self, request: LoadRequest) -> Response:
-        async def told() -> Response:
-            await self.models.get(request.model)
-            return self.about()
-
-        return await _or_error(told())
-
-    async def run(self, request: runs.RunsRequest) -> Response:
-        async def started() -> Response:
-            return _stream(runs.lines(await runs.start(self.models, request)))
-
-        return await _or_error(started())
-
-    async def compare(self, request: studies.CompareRequest) -> Response:
-        async def started() -> Response:
-            return _stream(studies.study(await studies.compare(self.models, request)))
-
-        return await _or_error(started())
-
-    async def certify(self, request: studies.CertifyRequest) -> Response:
-        async def started() -> Response:
-            return _stream(studies.study(await studies.certify(self.models, request)))
-
-        return await _or_error(started())
+def page_routers() -> tuple[APIRouter, APIRouter]:
+    """The page at `/`, and what it asks under `/page/`. Its files need no key; they come last, for
+    they take every name."""
+    return asks, files
 
 
-async def _or_error(answer: Awaitable[Response]) -> Response:
-    """The answer, or the caller's mistake as JSON."""
+@files.get("/")
+def index() -> Response:
+    return asset("index.html")
+
+
+@files.get("/page/{name}")
+def asset(name: str) -> Response:
+    found = assets.read(name)
+    if found is None:
+        raise ApiError(404, "there is no such file.")
+    return Response(found.content, media_type=found.media_type, headers=HEADERS)
+
+
+@asks.get("/page/about")
+def tell_about(request: Request) -> Response:
+    return JsonResponse(about(server_of(request).models), headers=HEADERS)
+
+
+@asks.get("/page/replay.html")
+def replay() -> Response:
+    """An empty replay as text: the page puts a trace into it, for download."""
+    return Response(assets.replay_html([]), media_type="text/plain", headers=HEADERS)
+
+
+@asks.post("/page/load")
+async def load(body: LoadRequest, request: Request) -> Response:
+    await server_of(request).models.loaded(body.model)
+    return tell_about(request)
+
+
+@asks.post("/page/run")
+async def run(body: runs.RunsRequest, request: Request) -> Response:
+    started = await runs.start(server_of(request), body, client_of(request))
+    return LineStream(request, runs.lines(started), partial(runs.close, started))
+
+
+@asks.post("/page/compare")
+async def compare(body: studies.CompareRequest, request: Request) -> Response:
+    return await _study(request, partial(studies.compare, request=body))
+
+
+@asks.post("/page/certify")
+async def certify(body: studies.CertifyRequest, request: Request) -> Response:
+    return await _study(request, partial(studies.certify, request=body))
+
+
+async def _study(request: Request, prepare: Callable[..., Awaitable[studies.Work]]) -> Response:
+    studied = studies.Studied(server_of(request).models, client_of(request))
     try:
-        return await answer
-    except ForerunError as error:
-        return JSONResponse({"error": str(error)}, status_code=400, headers=HEADERS)
+        work = await prepare(studied)
+    except BaseException:
+        studied.close()
+        raise
+    return LineStream(request, studies.study(studied, work), studied.close)
 
 
-def _stream(lines: Lines) -> StreamingResponse:
-    headers = {**HEADERS, "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(lines), media_type="text/event-stream", headers=headers)
+class LineStream(StreamingResponse):
+    """Lines as server-sent events. However it ends, even before it began, what it reads from is
+    closed. A reader who takes nothing for too long is dropped."""
+
+    def __init__(
+        self, request: Request, lines: AsyncIterator[list[Line]], close: Callable[[], None]
+    ):
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        super().__init__(_events(lines), media_type="text/event-stream", headers=headers)
+        self.close = close
+        self.stalled = server_of(request).settings.stalled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self.stalled)
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        except TimeoutError:
+            return
+        finally:
+            self.close()
 
 
-async def _events(lines: Lines) -> AsyncIterator[str]:
-    """Server-sent events, one for each line."""
+async def _events(lines: AsyncIterator[list[Line]]) -> AsyncIterator[bytes]:
     async for some in lines:
-        yield "".join(f"data: {json.dumps(line)}\n\n" for line in some)
-    yield "data: [DONE]\n\n"
+        yield b"".join(map(event, some))
+    yield DONE

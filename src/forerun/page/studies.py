@@ -10,60 +10,95 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from forerun import registry
 from forerun.api import Model
-from forerun.errors import ForerunError
-from forerun.page.models import Models
+from forerun.errors import ForerunError, unknown
+from forerun.evaluate.compare import ComparisonSettings, Contestant, contestants_for
+from forerun.evaluate.compare import compare as run_in_turns
+from forerun.evaluate.prompts import CODE
 from forerun.requests.traces import Line
+from forerun.serve.admission import Visit
+from forerun.serve.models import Models, Served
+from forerun.serve.orders import drafter_names
+from forerun.serve.wire import Number, Seed, Wire
 
 JUDGE = "zoo:ar"
 
 Tell = Callable[[Line], None]  # raises `Gone` once nobody listens
+Work = Callable[[Tell], None]
 
 
 class Gone(Exception):
     """Nobody waits for the answer any more."""
 
 
-class CompareRequest(BaseModel):
+class CompareRequest(Wire):
     """Methods side by side on one or more models."""
-
-    model_config = ConfigDict(extra="forbid")
 
     models: list[str] = Field(min_length=1, max_length=6)
     methods: list[str] | None = Field(None, max_length=30)  # all that the models can run
     draft: str | None = None
     prompts: list[str] | None = Field(None, min_length=1, max_length=64)
     max_tokens: int = Field(32, ge=1, le=1024)
-    temperature: float = 0.0
+    temperature: Number = 0.0
     rounds: int = Field(1, ge=1, le=10)
-    seed: int = 0
+    seed: Seed = 0
 
 
-class CertifyRequest(BaseModel):
+class CertifyRequest(Wire):
     """A method: on a model by a test, without one by enumeration."""
-
-    model_config = ConfigDict(extra="forbid")
 
     method: str
     model: str | None = None
     draft: str | None = None
-    temperature: float = 1.0
+    temperature: Number = 1.0
     max_tokens: int = Field(32, ge=1, le=256)
     max_sequences: int = Field(400, ge=1, le=2000)
-    seed: int = 0
+    seed: Seed = 0
 
 
-async def study(work: Callable[[Tell], None]) -> AsyncIterator[list[Line]]:
+class Studied:
+    """The models of a study, from when it is asked for to when nobody waits for it any more. It
+    has a place at their gates, so that none is unloaded meanwhile."""
+
+    def __init__(self, models: Models, client: str):
+        self.models = models
+        self.client = client
+        self.closed = threading.Event()
+        self._visits: dict[Served, Visit] = {}
+
+    async def model(self, name: str) -> Model:
+        served, model = await self.models.loaded(name)
+        if served not in self._visits:
+            self._visits[served] = await served.gate.enter(self.client)
+        return model
+
+    async def draft(self, name: str | None) -> str | Model | None:
+        """A draft is a drafter, or a model that is served here: never a file."""
+        if name is None or name in drafter_names():
+            return name
+        if name not in self.models.ids:
+            raise unknown("draft", name, [*drafter_names(), *self.models.ids])
+        return await self.model(name)
+
+    def close(self) -> None:
+        """Give the places back, and end the work at its next word."""
+        self.closed.set()
+        while self._visits:
+            served, visit = self._visits.popitem()
+            served.gate.leave(visit)
+
+
+async def study(studied: Studied, work: Work) -> AsyncIterator[list[Line]]:
     """Run some work in a thread, and pass on what it tells. When nobody listens any more, its next
     word ends it."""
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[Line | None] = asyncio.Queue()
-    gone = threading.Event()
 
     def tell(line: Line | None) -> None:
-        if gone.is_set():
+        if studied.closed.is_set():
             raise Gone
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(told.put_nowait, line)
@@ -83,22 +118,23 @@ async def study(work: Callable[[Tell], None]) -> AsyncIterator[list[Line]]:
             yield [line]
         await running
     finally:
-        gone.set()
+        studied.close()
 
 
-async def compare(models: Models, request: CompareRequest) -> Callable[[Tell], None]:
+async def compare(studied: Studied, request: CompareRequest) -> Work:
     """The work of a comparison, its models loaded."""
-    loaded = [await models.get(name) for name in request.models]
-    judge = await models.get(JUDGE) if JUDGE in models.names() else None
-    return lambda tell: _compare(loaded, judge, request, tell)
+    models = [await studied.model(name) for name in request.models]
+    draft = await studied.draft(request.draft)
+    judge = await studied.model(JUDGE) if JUDGE in studied.models.ids else None
+    contestants: list[Contestant] = []
+    for model in models:
+        contestants += contestants_for(model, _methods_on(model, request), draft)
+    return lambda tell: _compare(contestants, judge, request, tell)
 
 
 def _compare(
-    models: Sequence[Model], judge: Model | None, request: CompareRequest, tell: Tell
+    contestants: Sequence[Contestant], judge: Model | None, request: CompareRequest, tell: Tell
 ) -> None:
-    from forerun.evaluate.compare import ComparisonSettings, contestants_for
-    from forerun.evaluate.compare import compare as run_in_turns
-    from forerun.evaluate.prompts import CODE
     from forerun.profile.machine import machine
 
     settings = ComparisonSettings(
@@ -107,11 +143,6 @@ def _compare(
         rounds=request.rounds,
         seed=request.seed,
     )
-    contestants = [
-        one
-        for model in models
-        for one in contestants_for(model, _methods_on(model, request), request.draft)
-    ]
     tell({"kind": "contestants", "names": [one.label for one in contestants]})
     rows = run_in_turns(
         contestants,
@@ -126,19 +157,18 @@ def _compare(
 
 def _methods_on(model: Model, request: CompareRequest) -> list[str] | None:
     """Of several models each runs what it can."""
-    from forerun import registry
-
     if request.methods is None or len(request.models) == 1:
         return request.methods
     return [n for n in request.methods if registry.method_named(n).runs_on(model.family)]
 
 
-async def certify(models: Models, request: CertifyRequest) -> Callable[[Tell], None]:
+async def certify(studied: Studied, request: CertifyRequest) -> Work:
     """The work of a certification, its model loaded."""
     if request.model is None:
         return lambda tell: _enumerate(request.method, tell)
-    model = await models.get(request.model)
-    return lambda tell: _test(model, request, tell)
+    model = await studied.model(request.model)
+    draft = await studied.draft(request.draft)
+    return lambda tell: _test(model, draft, request, tell)
 
 
 def _enumerate(method: str, tell: Tell) -> None:
@@ -161,7 +191,7 @@ def _enumerate(method: str, tell: Tell) -> None:
     )
 
 
-def _test(model: Model, request: CertifyRequest, tell: Tell) -> None:
+def _test(model: Model, draft: str | Model | None, request: CertifyRequest, tell: Tell) -> None:
     from forerun.certify.testing import certify
 
     def report(verdict: Any) -> None:
@@ -170,7 +200,7 @@ def _test(model: Model, request: CertifyRequest, tell: Tell) -> None:
     verdict = certify(
         model,
         request.method,
-        draft=request.draft,
+        draft=draft,
         temperature=request.temperature,
         max_tokens=request.max_tokens,
         max_sequences=request.max_sequences,

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from forerun.requests.traces import start_line
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.sequence.recording import Recorder
+from forerun.sequence.trace import Event
 
 Progress = bool | Callable[[int, int], object] | None
 
@@ -215,8 +216,9 @@ class Jobs:
     """Some requests being served.
 
     Iterating yields (index, piece of text) where text was asked for, until all are over; `async
-    for` does the same. Any number of threads may wait for them, one may iterate. A failed request
-    has a result in place of its jobs.
+    for` does the same. With `traces`, (index, event) comes as well, before the text it led to. Any
+    number of threads may wait for them, one may iterate. A failed request has a result in place of
+    its jobs.
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class Jobs:
         requests: Sequence[RequestJobs],
         several: bool,
         raise_errors: bool = False,
+        traces: bool = False,
     ):
         self.driver = driver
         self.requests = requests
@@ -234,13 +237,15 @@ class Jobs:
         for request in requests:
             self.jobs += request.jobs or request.results()
         self._shown = [0] * len(self.jobs)  # characters of each that were yielded
-        self._events: SimpleQueue[tuple[int, str] | None] = SimpleQueue()  # None: all are over
+        self._events: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()  # None: all are over
         self._over = threading.Event()
         self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
         self._tickets: list[Ticket] = []
         for index, job in enumerate(self.jobs):
             if isinstance(job, Job):
                 job.ticket.on_change = partial(self._changed, index, job)
+                if traces:
+                    job.seq.trace.listener = partial(self._traced, index)
                 self._tickets.append(job.ticket)
         for scoring in [request.scoring for request in requests]:
             if scoring is not None:
@@ -262,6 +267,10 @@ class Jobs:
             self._wake()
         if job.over:
             self._ended(job.ticket)
+
+    def _traced(self, index: int, event: Event) -> None:
+        self._events.put((index, event))
+        self._wake()
 
     def _ended(self, ticket: Ticket) -> None:
         self._unfinished.discard(ticket)
@@ -286,12 +295,12 @@ class Jobs:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def __iter__(self) -> Iterator[tuple[int, str]]:
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
         while (event := self.driver.next_event(self._events)) is not None:
             yield event
         self._events.put(None)  # for whoever iterates again
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
         arrived = asyncio.Event()
         self._wake = partial(wake, asyncio.get_running_loop(), arrived)
         while True:

@@ -97,7 +97,7 @@ class Result:
     # Of the prompt's tokens; None for those that the model says nothing of, such as the first.
     prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
-    # Everything that a trace can show, for requests with `trace=True`: see `requests/traces.py`.
+    # Everything that a trace can show, for requests with `record=True`: see `requests/traces.py`.
     recorded: Sequence[Mapping[str, Any]] | None = field(repr=False, default=None)
 
     def as_dict(self) -> dict[str, Any]:

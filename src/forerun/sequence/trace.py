@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -30,6 +30,8 @@ class Trace:
     events: list[Event] = field(default_factory=list)
     forwards: int = 0  # of the target
     draft_forwards: int = 0
+    # Told of every event, on the engine's thread: it must not block.
+    listener: Callable[[Event], object] | None = field(default=None, repr=False)
 
     def record(
         self,
@@ -43,6 +45,8 @@ class Trace:
             self.forwards, reason, list(positions), list(tokens), list(drafted), list(rejected)
         )
         self.events.append(event)
+        if self.listener is not None:
+            self.listener(event)
 
     def drafts(self) -> list[Event]:
         """The verdicts on drafts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import BadCheckpoint, unknown
 
@@ -46,11 +46,20 @@ def stages(name: str) -> list[Path]:
 
 def family(name: str) -> str:
     """The family of a shipped model, from the metadata of its file."""
+    family_settings = _config(name).get("forerun") or {}
+    return family_settings.get("family", "causal")
+
+
+def context(name: str) -> int:
+    """The most tokens that a shipped model holds."""
+    return _config(name)["max_position_embeddings"]
+
+
+def _config(name: str) -> dict[str, Any]:
     from safetensors import safe_open
 
     with safe_open(HOME / "weights" / f"{name}.safetensors", "np") as stored:
-        family_settings = json.loads(stored.metadata()["config"]).get("forerun") or {}
-    return family_settings.get("family", "causal")
+        return json.loads(stored.metadata()["config"])
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

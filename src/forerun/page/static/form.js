@@ -73,8 +73,8 @@ export class MethodChoice {
       const value = input.value();
       if (value !== undefined) options[input.name] = value;
     }
-    return { model: this.modelChoice.value, method: this.methodChoice.value,
-      draft: this.draftField.hidden ? null : this.draftChoice.value || null, options };
+    const draft = this.draftField.hidden ? null : this.draftChoice.value || null;
+    return { model: this.modelChoice.value, forerun: { method: this.methodChoice.value, draft, options } };
   }
 }
 

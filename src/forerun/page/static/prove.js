@@ -129,7 +129,7 @@ function certification(site) {
     place.replaceChildren();
     bar.hidden = false;
     bar.value = 0;
-    const { model, method, draft } = chosen.request();
+    const { model, forerun: { method, draft } } = chosen.request();
     const request = how.value === 'test' ? { method, model, draft, temperature: temperature.value, max_sequences: sequences.value } : { method };
     await work.run('/page/certify', request, (line) => {
       if (line.kind === 'error') site.fail(line.error);

@@ -1,0 +1,151 @@
+"""`/v1/chat/completions`: messages through a model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from forerun.api import Model
+from forerun.requests.jobs import Jobs
+from forerun.requests.prompts import check_template
+from forerun.serve.encoding import JsonResponse
+from forerun.serve.errors import refused
+from forerun.serve.orders import (
+    How,
+    check_fits,
+    check_sequences,
+    how_to,
+    prompt_ids,
+    submit_prompts,
+)
+from forerun.serve.server import check_key, client_of, server_of
+from forerun.serve.shapes import ChatCompletions
+from forerun.serve.sse import EventStream, begun, streamed, whole
+from forerun.serve.streams import Ask
+from forerun.serve.wire import ChatRequest, Sampled, refuse_form, refuse_unsupported
+
+router = APIRouter(dependencies=[Depends(check_key)])
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    refuse_unsupported(body)
+    refuse_form(body.response_format)
+    check_tools(body)
+    server = server_of(request)
+    check_sequences(body.samples, server.settings.max_sequences)
+    prediction = body.prediction.text if body.prediction is not None else None
+    how = await how_to(server.models, body, prediction, logprobs=alternatives(body))
+    chat = Chat(
+        plain_messages(body.messages),
+        most_tokens(body),
+        {**(body.chat_template_kwargs or {}), **({"tools": body.tools} if body.tools else {})},
+    )
+    ask = Ask(
+        partial(submit, body, chat, how),
+        body.model,
+        body.samples,
+        client_of(request),
+        body.forerun.priority,
+        body.forerun.deadline,
+        bool(body.forerun.trace),
+        "chatcmpl",
+        body.forerun.draft,
+    )
+    decoding = await begun(request, server.decodings, ask)
+    shape = ChatCompletions(decoding, body, how)
+    if body.stream:
+        traces = body.forerun.trace == "stream"
+        return EventStream(decoding, streamed(decoding, shape, traces))
+    return JsonResponse(shape.whole(await whole(request, decoding)))
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, how long the answer may be, and options of the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    max_tokens: int | None
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_tools(body: ChatRequest) -> None:
+    """Tools go to the template. An answer that must call one cannot be promised yet."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise refused(
+            "tool_choice must be 'none' or 'auto' here: a call cannot be forced.",
+            "tool_choice",
+            "unsupported",
+        )
+
+
+def alternatives(body: ChatRequest) -> int | None:
+    """How many alternatives of each token are told; None: no log-probabilities."""
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise refused("top_logprobs needs logprobs=true.", "top_logprobs")
+        return None
+    return body.top_logprobs or 0
+
+
+def most_tokens(body: ChatRequest) -> int | None:
+    """Two names of one limit; the newer one counts."""
+    limits = [body.max_completion_tokens, body.max_tokens]
+    found = next((limit for limit in limits if limit is not None), None)
+    if found == 0:
+        raise refused("max_completion_tokens=0 must be 1 or more.", "max_completion_tokens")
+    return found
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates know them: text in one piece, and no role that only OpenAI has."""
+    found = []
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        if role not in ROLES:
+            raise refused(f"messages[{number}].role={role!r} is none of {', '.join(ROLES)}.")
+        text = plain_text(message.get("content"), f"messages[{number}].content")
+        named = "system" if role == "developer" else role
+        found.append({**message, "role": named, "content": text})
+    return found
+
+
+def plain_text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise refused(f"{where} must be text, or a list of parts.", "messages")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise refused(f"{where} has a part of type {kind!r}: only text is read.", "messages")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def submit(body: Sampled, chat: Chat, how: How, model: Model) -> Jobs:
+    """Hand the conversation to the engine. Without a limit, an answer may fill the context."""
+    check_template(model)
+    ids = prompt_ids(model, None, list(chat.messages), chat.template)
+    check_fits(model, ids, chat.max_tokens)
+    room = model.context - len(ids[0])
+    return submit_prompts(
+        model,
+        ids,
+        max_tokens=chat.max_tokens or room,
+        streams=bool(body.stream),
+        traces=body.forerun.trace == "stream",
+        **how.arguments(model),
+    )

@@ -1,0 +1,145 @@
+"""Errors as clients of OpenAI's interface expect them: four keys, the right status, and our own
+words. Nothing of the machine gets into an answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from forerun.errors import (
+    BadCheckpoint,
+    EngineStopped,
+    ForerunError,
+    NoRoom,
+    unknown,
+)
+from forerun.serve.encoding import JsonResponse
+
+FieldNames = Callable[[Any, Sequence[str]], Sequence[str]]
+
+log = logging.getLogger("forerun.serve")
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+ARGUMENT = re.compile(r"([a-z_]+)(?==| has | is | must )")  # that one of our messages begins with
+
+
+class ApiError(Exception):
+    """What a client is told. `code` is for programs, the message for people."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        return JsonResponse(self.body(), self.status, self.headers)
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client asked for something that cannot be."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def busy(message: str, seconds: int) -> ApiError:
+    """Too much is waiting already."""
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(429, message, type="rate_limit_error", code="queue_full", headers=headers)
+
+
+def unavailable(message: str, code: str, seconds: int = 5) -> ApiError:
+    """Not now."""
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(503, message, type=SERVER, code=code, headers=headers)
+
+
+def too_late(message: str) -> ApiError:
+    return ApiError(504, message, type="timeout_error", code="deadline_exceeded")
+
+
+def internal() -> ApiError:
+    return ApiError(500, "the server failed; its log says why.", type=SERVER, code="internal_error")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an error."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, EngineStopped):
+        log.error("engine stopped: %s", error)
+        return unavailable("the engine of this model has stopped.", "engine_stopped")
+    if isinstance(error, NoRoom | BadCheckpoint):
+        log.error("%s: %s", type(error).__name__, error)
+        return unavailable("this model, or its draft, cannot be loaded here.", "not_loaded")
+    if isinstance(error, ForerunError):
+        argument = ARGUMENT.match(str(error))
+        return refused(str(error), argument[1] if argument else None)
+    log.error("internal error", exc_info=error)
+    return internal()
+
+
+def of_validation(error: RequestValidationError, field_names: FieldNames) -> ApiError:
+    """A body that is not of the right shape: the first thing that is wrong with it."""
+    first = error.errors()[0]
+    where = [str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path")]
+    name = ".".join(where)
+    if first["type"] == "json_invalid":
+        return refused(f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
+    if first["type"] == "extra_forbidden":
+        message = str(unknown("field", where[-1], field_names(error.body, where)))
+        return refused(message, name, "unknown_field")
+    return refused(f"{name or 'the body'}: {first['msg']}.", name or None)
+
+
+def install(app: FastAPI, field_names: FieldNames) -> None:
+    """Have every error of an application answered in this shape. `field_names` says what may stand
+    beside an unknown field of a body."""
+
+    async def api_error(_: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    async def validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return of_validation(error, field_names).response()
+
+    async def http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = {404: "there is no such path here.", 405: "this path takes another method."}
+        message = words.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(ForerunError, api_error)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, api_error)

@@ -1,0 +1,68 @@
+"""Fill-in-the-middle tokens: what left-to-right models are given to see both sides of a gap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.api import Model
+from forerun.requests.prompts import check_ids, encode
+
+# (before the prefix, before the suffix, before the middle), as families of models write them.
+NAMES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+)
+# Codestral puts the suffix first, and has no token before the middle.
+SUFFIX_FIRST = ("[SUFFIX]", "[PREFIX]")
+
+
+@dataclass(frozen=True)
+class FimTokens:
+    """The tokens of a model. `middle` is None where the suffix comes first."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+
+    @property
+    def all(self) -> list[int]:
+        """None of them may be written: a model that does has finished."""
+        return [self.prefix, self.suffix, *([] if self.middle is None else [self.middle])]
+
+
+def fim_tokens(model: Model) -> FimTokens | None:
+    """The tokens of a model's own, if it has any."""
+    if model.tokenizer is None:
+        return None
+    known = model.tokenizer.get_vocab()
+    for names in NAMES:
+        if all(name in known and known[name] < model.vocab for name in names):
+            prefix, suffix, middle = (known[name] for name in names)
+            return FimTokens(prefix, suffix, middle)
+    if all(name in known and known[name] < model.vocab for name in SUFFIX_FIRST):
+        return FimTokens(known["[PREFIX]"], known["[SUFFIX]"], None)
+    return None
+
+
+def fim_prompt(model: Model, tokens: FimTokens, prefix: str, suffix: str) -> list[int]:
+    """A text with a gap, as the model was trained to see it."""
+    opening = opening_ids(model)
+    before = encode(model, prefix, special=False) if prefix else []
+    after = encode(model, suffix, special=False) if suffix else []
+    if tokens.middle is None:
+        ids = [*opening, tokens.suffix, *after, tokens.prefix, *before]
+    else:
+        ids = [*opening, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
+    check_ids(ids, model)
+    return ids
+
+
+def opening_ids(model: Model) -> list[int]:
+    """The start token, where the tokenizer puts one before every text."""
+    start = getattr(model.tokenizer, "bos_token_id", None)
+    ids = encode(model, "a")
+    return [start] if start is not None and ids[:1] == [start] else []

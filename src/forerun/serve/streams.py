@@ -1,0 +1,278 @@
+"""A request from its admission to its end: where HTTP meets the engine.
+
+`Decodings.start` waits for a place, has the engine begin, and returns a `Decoding`. Iterating over
+that yields text, and trace events where they were asked for, in the order in which they came.
+Closing it cancels what is left: the lane is free before the engine's next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from forerun.api import Model
+from forerun.requests.jobs import Job, Jobs
+from forerun.requests.result import Result
+from forerun.sequence.trace import Event
+from forerun.serve.admission import Visit
+from forerun.serve.errors import unavailable
+from forerun.serve.metrics import Metrics
+from forerun.serve.models import Models, Served
+from forerun.serve.settings import Settings
+from forerun.serve.traces import Traces
+
+log = logging.getLogger("forerun.serve")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, as far as admission and delivery need to know it.
+
+    `submit` is called in a thread: it may tokenise, or load a draft model.
+    """
+
+    submit: Callable[[Model], Jobs]
+    model: str | None = None
+    sequences: int = 1
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None  # seconds from now
+    trace: bool = False
+    kind: str = "cmpl"  # what the answer's id begins with
+    draft: str | None = None  # what is told of it
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of the text of a sequence."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An event of the trace of a sequence."""
+
+    index: int
+    event: Event
+
+
+@dataclass(eq=False)
+class Decoding:
+    """A request that runs. `id` is what its answer is called."""
+
+    id: str
+    served: Served
+    model: Model
+    ask: Ask
+    jobs: Jobs
+    visit: Visit
+    owner: Decodings
+    arrived: float  # on the clock of time.monotonic
+    created: int = field(default_factory=lambda: int(time.time()))
+    ended_by: str | None = None  # 'deadline' or 'shutdown', if one of them ended it
+    _timer: asyncio.TimerHandle | None = None
+    _closed: bool = False
+    _counted: bool = False
+    _last_piece: float | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Text | Traced]:
+        """What comes, until all is over."""
+        async for index, piece in self.jobs:
+            if isinstance(piece, Event):
+                yield Traced(index, piece)
+            else:
+                self._time_piece()
+                yield Text(index, piece)
+
+    def _time_piece(self) -> None:
+        now = time.monotonic()
+        metrics = self.owner.metrics
+        if self._last_piece is None:
+            metrics.first_token.labels(self.served.id).observe(now - self.arrived)
+        else:
+            metrics.between.labels(self.served.id).observe(now - self._last_piece)
+        self._last_piece = now
+
+    @property
+    def draft(self) -> str | None:
+        return self.ask.draft
+
+    async def results(self) -> list[list[Result]]:
+        """The results of each prompt, once all is over."""
+        async for _ in self.jobs:
+            pass
+        groups = await asyncio.to_thread(self.jobs.results_by_request)
+        results = [list(group) for group in groups]
+        self._counted = True
+        self.owner.count(self, results)
+        return results
+
+    def tokens_so_far(self) -> tuple[int, int]:
+        """Tokens read and written up to now; a prompt counts once."""
+        prompts = sum(len(request.jobs[0].prompt) for request in self.jobs.requests if request.jobs)
+        return prompts, self.jobs.tokens
+
+    def told(self, traced: Traced) -> dict[str, Any]:
+        """A trace event as plain data, with the text of its tokens."""
+        decode = self.model.decode
+        texts = [decode([token]) for token in traced.event.tokens]
+        rejected = [decode([token]) for token in traced.event.rejected]
+        line = {"index": traced.index, **asdict(traced.event)}
+        return {**line, "texts": texts, "rejected_texts": rejected}
+
+    def sequences(self) -> list[Job]:
+        return [job for job in self.jobs.jobs if isinstance(job, Job)]
+
+    def end(self, why: str) -> None:
+        """Stop decoding; what is there is the answer."""
+        self.ended_by = self.ended_by or why
+        self.jobs.cancel()
+
+    def close(self) -> None:
+        """Cancel what is left and give the place to the next. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.jobs.cancel()
+        self.owner.ended(self)
+
+    def reason(self, result: Result) -> str:
+        """How a sequence ended: as its result says, or what ended it from outside."""
+        if result.finish_reason == "cancelled" and self.ended_by is not None:
+            return self.ended_by
+        return result.finish_reason
+
+
+class Load:
+    """How busy a model is, for the gauges."""
+
+    def __init__(self, served: Served, owner: Decodings):
+        self._served = served
+        self._owner = owner
+        self.id = served.id
+
+    def _jobs(self) -> list[Job]:
+        running = [each for each in self._owner.running if each.served is self._served]
+        return [job for each in running for job in each.sequences() if not job.over]
+
+    @property
+    def running(self) -> int:
+        return sum(job.ticket.started is not None for job in self._jobs())
+
+    @property
+    def waiting(self) -> int:
+        queued = sum(job.ticket.started is None for job in self._jobs())
+        return len(self._served.gate.waiting) + queued
+
+    @property
+    def busy_lanes(self) -> int:
+        model = self._served.model
+        return 0 if model is None else model.lanes - len(model.engine.free_lanes)
+
+    @property
+    def cache_use(self) -> float:
+        model = self._served.model
+        held = sum(job.seq.known for job in self._jobs() if job.ticket.started is not None)
+        return 0.0 if model is None else held / (model.lanes * model.context)
+
+    @property
+    def restarts(self) -> int:
+        return self._served.restarts
+
+
+class Decodings:
+    """All requests of a server that are being decoded."""
+
+    def __init__(self, models: Models, settings: Settings, metrics: Metrics):
+        self.models = models
+        self.settings = settings
+        self.metrics = metrics
+        self.traces = Traces(settings.traces)
+        self.running: set[Decoding] = set()
+        self.draining = False
+        metrics.watch([Load(served, self) for served in models])
+
+    async def start(self, ask: Ask) -> Decoding:
+        """Wait for a place, and begin. Whoever gets a decoding must close it."""
+        if self.draining:
+            raise unavailable("this server is shutting down.", "shutting_down")
+        arrived = time.monotonic()
+        served, model = await self.models.loaded(ask.model)
+        deadline = min(filter(None, (ask.deadline, self.settings.deadline)), default=None)
+        visit = await served.gate.enter(ask.client, ask.sequences, ask.priority, deadline)
+        try:
+            jobs = await in_thread_or_not_at_all(partial(ask.submit, model))
+        except BaseException as error:
+            served.gate.leave(visit)
+            self.models.note(served, error)
+            raise
+        id = f"{ask.kind}-{secrets.token_hex(16)}"
+        decoding = Decoding(id, served, model, ask, jobs, visit, self, arrived)
+        self.running.add(decoding)
+        if deadline is not None:
+            left = max(0.0, deadline - (time.monotonic() - arrived))
+            loop = asyncio.get_running_loop()
+            decoding._timer = loop.call_later(left, decoding.end, "deadline")
+        return decoding
+
+    def ended(self, decoding: Decoding) -> None:
+        self.running.discard(decoding)
+        decoding.served.gate.leave(decoding.visit)
+        if not decoding._counted:  # nobody waited for the end
+            left = self.metrics.finished.labels(decoding.served.id, "abort")
+            left.inc(len(decoding.sequences()))
+        took = time.monotonic() - decoding.arrived
+        self.metrics.end_to_end.labels(decoding.served.id).observe(took)
+
+    def count(self, decoding: Decoding, results: list[list[Result]]) -> None:
+        """Count results, keep traces, and look after an engine that has failed."""
+        flat = [result for group in results for result in group]
+        for result in flat:
+            self.metrics.ended(decoding.served.id, result, decoding.reason(result))
+            if result.error is not None:
+                self.models.note(decoding.served, result.error)
+        if decoding.ask.trace:
+            self.traces.keep(decoding.id, decoding.ask.client, decoding.model, flat)
+
+    def drain(self) -> None:
+        """Begin no request any more."""
+        self.draining = True
+        for served in self.models:
+            served.gate.close()
+
+    def end_all(self) -> None:
+        """Return what is there."""
+        for decoding in list(self.running):
+            decoding.end("shutdown")
+
+
+async def in_thread_or_not_at_all(submit: Callable[[], Jobs]) -> Jobs:
+    """Run what may take long in a thread. If nobody waits for it any more, its jobs are
+    cancelled."""
+    work = asyncio.get_running_loop().run_in_executor(None, submit)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_cancel_jobs)
+        raise
+
+
+def _cancel_jobs(work: asyncio.Future[Jobs]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().cancel()
+
+
+def first_error(results: list[list[Result]]) -> Exception | None:
+    """The first error of some results."""
+    errors = (result.error for group in results for result in group)
+    return next((error for error in errors if error is not None), None)
