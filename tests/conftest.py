@@ -19,6 +19,10 @@ from tests.helpers import model
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", help="save pictures of the page in this folder")
+
+
 @pytest.fixture
 def tiny_model() -> Model:
     return model()

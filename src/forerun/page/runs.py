@@ -107,7 +107,7 @@ async def lines(started: Sequence[Started]) -> AsyncIterator[list[Line]]:
     for reader in readers:
         reader.recorder.on_line = wake_up
     over = asyncio.gather(*[one.decoding.results() for one in started])
-    over.add_done_callback(lambda _: arrived.set())
+    over.add_done_callback(partial(_note_end, arrived))
     try:
         finished = False
         while not finished:
@@ -123,6 +123,13 @@ async def lines(started: Sequence[Started]) -> AsyncIterator[list[Line]]:
     finally:
         over.cancel()
         close(started)
+
+
+def _note_end(arrived: asyncio.Event, over: asyncio.Future[Any]) -> None:
+    """All is over. An error that nobody waits for, as after a cancel, needs no report."""
+    if not over.cancelled():
+        over.exception()
+    arrived.set()
 
 
 def close(started: Sequence[Started]) -> None:
