@@ -2,6 +2,7 @@
 
 const PROPERTIES = new Set(['value', 'checked', 'disabled', 'hidden', 'selected', 'open']);
 const LONGEST_SHOWN = 400; // characters of one token, or of a title
+const UNUSUAL = /[^ -~]/; // most tokens are plain
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]/gu;
 
 export function el(tag, props = {}, ...children) {
@@ -25,6 +26,7 @@ function fill(node, props, children) {
 
 // What can be shown of a token: its line breaks and controls are visible, its length is bounded.
 export function visible(text) {
+  if (text.length <= LONGEST_SHOWN && !UNUSUAL.test(text)) return text;
   let shown = text;
   if (shown.length > LONGEST_SHOWN) {
     const cut = shown.slice(0, LONGEST_SHOWN);

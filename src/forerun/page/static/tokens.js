@@ -37,8 +37,9 @@ export class TokenView {
   paint(changed) {
     let last = null;
     for (const [position, cell] of changed) {
-      this.cells[position] = cell;
       const node = this.node(position);
+      if (this.cells[position] === cell) continue;
+      this.cells[position] = cell;
       this.paintOne(node, cell);
       if (cell.kind !== 'blank' && cell.kind !== 'given') last = node;
     }
@@ -65,13 +66,13 @@ export class TokenView {
     const blank = cell.kind === 'blank';
     const asked = blank && cell.said !== undefined;
     node.hidden = blank && !asked && !this.run.showsBlanks;
-    node.className = cell.kind === 'token' ? `token r-${slug(cell.reason)}` : asked ? 'asked' : cell.kind;
+    node.className = cell.kind === 'token' ? classOf(cell.reason) : asked ? 'asked' : cell.kind;
+    if (node.hidden) return;
     if (asked) node.style.setProperty('--sure', cell.confidence);
     const text = blank ? (asked ? short(cell.said, 24) : '␣') : visible(cell.text);
     const struck = cell.struck === undefined ? null : el('s', {}, visible(cell.struck));
     if (struck) node.replaceChildren(struck, text);
     else node.textContent = text;
-    node.setAttribute('aria-label', spoken(cell));
   }
 
   onKey(event) {
@@ -91,10 +92,12 @@ export class TokenView {
     else return;
     event.preventDefault();
     this.nodes[this.active]?.setAttribute('aria-selected', 'false');
+    this.nodes[this.active]?.removeAttribute('aria-label');
     this.active = next;
     const node = this.nodes[next];
     if (!node) return;
     node.setAttribute('aria-selected', 'true');
+    node.setAttribute('aria-label', spoken(this.cells[next] ?? HIDDEN));
     this.box.setAttribute('aria-activedescendant', node.id);
     node.scrollIntoView({ block: 'nearest' });
     this.inspect(node);
@@ -112,6 +115,13 @@ export class TokenView {
     const position = Number(node.dataset.at);
     this.onInspect(this.cells[position] ?? HIDDEN, position, node);
   }
+}
+
+const classes = new Map();
+
+function classOf(reason) {
+  if (!classes.has(reason)) classes.set(reason, `token r-${slug(reason)}`);
+  return classes.get(reason);
 }
 
 export function slug(reason) {

@@ -10,6 +10,7 @@ export class Run {
   constructor(request = 0) {
     this.request = request;
     this.start = null;
+    this.showsBlanks = false; // does the picture show places that are still blank?
     this.end = null;
     this.cells = []; // as they are after all steps
     this.steps = [];
@@ -26,13 +27,6 @@ export class Run {
     return this.start?.method ?? 'trace';
   }
 
-  // Does the picture show places that are still blank?
-  get showsBlanks() {
-    if (!this.start) return false;
-    if (SHOWS_BLANKS.has(this.start.family)) return true;
-    const first = this.start.tokens.indexOf(null);
-    return first >= 0 && this.start.tokens.slice(first).some((token) => token !== null);
-  }
 
   push(line) {
     const take = { start: this.onStart, end: this.onEnd, forward: this.onForward,
@@ -63,6 +57,9 @@ export class Run {
 
   onStart(line) {
     this.start = line;
+    const first = line.tokens.indexOf(null);
+    const hasHoles = first >= 0 && line.tokens.slice(first).some((token) => token !== null);
+    this.showsBlanks = hasHoles || SHOWS_BLANKS.has(line.family);
     line.tokens.forEach((token, position) => {
       if (token === null) this.set(position, NOTHING);
       else this.set(position, { kind: 'given', text: line.texts?.[position] ?? String(token) });
