@@ -99,3 +99,24 @@ def test_a_picture_has_colours_wherever_it_is_drawn(tmp_path, monkeypatch):
     svg = tmp_path / "t.svg"
     run("trace", written(tmp_path, LINE), "--svg", svg)
     assert "accepted[" not in svg.read_text() and "line-through" in svg.read_text()
+
+
+def test_lines_that_are_no_commits_are_passed_over(tmp_path):
+    others = [{"kind": "start", "tokens": [None]}, {"kind": "forward"}, {"kind": "end"}]
+    alone = run("trace", written(tmp_path, LINE), "--json").stdout
+    assert run("trace", written(tmp_path, others[0], LINE, *others[1:]), "--json").stdout == alone
+    assert isinstance(run("trace", written(tmp_path, *others)).exception, BadOption)
+
+
+def test_what_generate_wrote_becomes_one_page(tmp_path):
+    file = tmp_path / "t.jsonl"
+    page = tmp_path / "t.html"
+    run("generate", "def f(", "--method", "lookup", "--max-tokens", "4", "--trace", file)
+    kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+    assert kinds[0] == "start" and kinds[-1] == "end" and "forward" in kinds
+    assert run("trace", file, "--html", page).exit_code == 0
+    text = page.read_text()
+    assert "http://www.w3.org" in text  # a name, and the only address in it
+    assert text.count("://") == 1
+    inside = text.split('id="trace">')[1].split("</script>")[0]
+    assert [json.loads(line)["kind"] for line in inside.splitlines()] == kinds
