@@ -104,7 +104,7 @@ class Watched:
 
 @pytest.fixture
 def watched(site, browser):
-    context = browser.new_context(accept_downloads=True)
+    context = browser.new_context(accept_downloads=True, viewport={"width": 920, "height": 800})
     one = Watched(context.new_page(), site.address)
     yield one
     context.close()

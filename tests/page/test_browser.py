@@ -379,7 +379,7 @@ def test_five_thousand_tokens_scrub_without_a_dropped_second(watched, tmp_path):
     page = watched.open("replay")
     panel = replay(page, written(tmp_path, long_trace(5000)))
     scrubber = panel.get_by_label("Step")
-    longest = min(scrubber.evaluate(SCRUB) for _ in range(3))  # others may use this machine too
+    longest = min(scrubber.evaluate(SCRUB) for _ in range(2))  # others may use this machine too
     assert panel.locator(".tokens .token:visible").count() == 5000
     assert longest < 1000
 
@@ -504,10 +504,7 @@ def test_axe_finds_no_violation(watched, tmp_path):
 
     def look(tab):
         page.locator(f"#tab-{tab}").click()
-        page.emulate_media(color_scheme="light")
-        found[tab] = axe.Axe().run(page)
-        page.emulate_media(color_scheme="dark")
-        found[f"{tab}, dark"] = axe.Axe().run(page, options={"runOnly": ["color-contrast"]})
+        found[tab, len(found)] = axe.Axe().run(page)
 
     page = watched.open()
     decode(page, "zoo:block", "s2d2", tokens=12)
@@ -515,12 +512,15 @@ def test_axe_finds_no_violation(watched, tmp_path):
     page.locator(".tokens .token").first.hover()
     for tab in ("watch", "race", "fill", "chat", "prove"):
         look(tab)
+    page.emulate_media(color_scheme="dark")
+    look("watch")
     page.locator("#tab-replay").click()
     replay(page, written(tmp_path, long_trace(20)))
     page.get_by_label("To the end").last.click()
     look("replay")
-    violations = {tab: one.generate_report() for tab, one in found.items() if one.violations_count}
-    assert not violations, "\n".join(violations.values())
+    assert len(found) == 7
+    violations = [one.generate_report() for one in found.values() if one.violations_count]
+    assert not violations, "\n".join(violations)
 
 
 def test_it_fits_a_phone(watched, picture):

@@ -4,7 +4,7 @@ import { MethodChoice, numberField } from './form.js';
 import { Player } from './player.js';
 import { Work, emptyReplay } from './stream.js';
 
-export const EXAMPLE = 'class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        ';
+export const EXAMPLE = 'class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):';
 
 export function watch(panel, site) {
   const choice = new MethodChoice(site, { method: 'jacobi' });
