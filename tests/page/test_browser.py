@@ -147,6 +147,7 @@ def test_jacobi_shows_its_iterates_converge(watched, picture):
 
 def test_stop_frees_the_lane(watched, site):
     page = watched.open()
+    choose(page, "watch", "zoo:ar", "ar")
     panel = ask(page, "watch", STARTED, 400)
     panel.locator(".tokens .token").first.wait_for()
     assert site.engine("zoo:ar").busy

@@ -374,7 +374,7 @@ function counters() {
     const rate = stats ? stats.tokens_per_second : time ? tokens / time : null;
     const shown = [tokens, drafts ? `${forward} + ${drafts} drafting` : forward,
       forward ? number(tokens / forward) : '–', number(rate, 0),
-      drafted ? percent(accepted / drafted) : '–', forward ? tokens - forward : '–'];
+      drafted ? percent(accepted / drafted) : '–', tokens ? tokens - forward : '–'];
     shown.forEach((value, i) => { if (values[i].textContent !== String(value)) values[i].textContent = value; });
   };
   return { box, show };

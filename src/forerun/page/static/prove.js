@@ -37,10 +37,11 @@ function comparison(site) {
 
   function list() {
     const methods = models.find((one) => one.name === model.value)?.methods ?? [];
-    boxes.replaceChildren(...methods.map((name) => el('label', {}, el('input', { type: 'checkbox', value: name, checked: !needsFiller(name) }), name)));
+    boxes.replaceChildren(...methods.map((name) => el('label', {}, el('input', { type: 'checkbox', value: name, checked: !needsMore(name) }), name)));
   }
 
-  const needsFiller = (name) => site.about.methods[name].drafter?.startsWith('diffusion');
+  // A model that fills blanks, or a text that is expected.
+  const needsMore = (name) => /^(diffusion|predicted)/.test(site.about.methods[name].drafter ?? '');
 
   async function run(event) {
     event.preventDefault();
@@ -92,8 +93,24 @@ function plot(rows) {
     [x.low, x.high].map((value) => svg('text', { x: x(value), y: SIZE.height - SIZE.bottom + 16, 'text-anchor': 'middle' }, number(value, 1))),
     [y.low, y.high].map((value) => svg('text', { x: SIZE.left - 4, y: y(value) + 4, 'text-anchor': 'end' }, shown(value))),
     svg('polyline', { class: 'frontier', points: frontier.map((p) => `${x(p.x)},${y(p.y)}`).join(' ') }),
-    points.map((p) => svg('g', {}, svg('circle', { class: p.row.guarantee, cx: x(p.x), cy: y(p.y), r: 5 }), svg('text', { x: x(p.x) + 8, y: y(p.y) - 6 }, p.row.method))),
+    points.map((p) => svg('circle', { class: p.row.guarantee, cx: x(p.x), cy: y(p.y), r: 5 })),
+    labels(points, x, y),
   ), el('figcaption', { class: 'quiet' }, `Filled: exact. Hollow: approximate. On the frontier: ${words}.`));
+}
+
+// Names beside their points; points that lie on each other share a line.
+function labels(points, x, y) {
+  const byPlace = new Map();
+  for (const point of points) {
+    const place = [x(point.x), y(point.y)].map((value) => Math.round(value / 12)).join();
+    byPlace.set(place, [...(byPlace.get(place) ?? []), point]);
+  }
+  return [...byPlace.values()].map((some) => {
+    const [at, height] = [x(some[0].x), y(some[0].y)];
+    const right = at > SIZE.width * 0.6;
+    return svg('text', { x: right ? at - 8 : at + 8, y: height - 8, 'text-anchor': right ? 'end' : 'start' },
+      some.map(({ row }) => row.method).join(', '));
+  });
 }
 
 function scale(values, from, to) {

@@ -7,7 +7,7 @@ import { Work, emptyReplay } from './stream.js';
 export const EXAMPLE = 'class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):';
 
 export function watch(panel, site) {
-  const choice = new MethodChoice(site, { method: 'jacobi' });
+  const choice = new MethodChoice(site, { method: 'speculative' });
   const prompt = el('textarea', { value: EXAMPLE, spellcheck: 'false' });
   const most = numberField('Most tokens', 96, { min: 1, max: 100000 });
   const temperature = numberField('Temperature', 0, { step: 'any' });
