@@ -55,11 +55,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         body.model,
         body.samples,
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         "chatcmpl",
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     shape = ChatCompletions(decoding, body, how)

@@ -8,6 +8,7 @@ import re
 import secrets
 import sys
 import time
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +21,9 @@ log = logging.getLogger("forerun.serve")
 
 REQUEST_ID = re.compile(r"[\w.-]{1,128}")  # of a client's own that is taken over
 QUIET = ("/health", "/ready", "/metrics")  # asked for all the time
+
+
+current_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class TooLarge(Exception):
@@ -81,6 +85,7 @@ class RequestLog:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        current_id.set(id)
         began = time.monotonic()
         status = 0
 
@@ -94,20 +99,19 @@ class RequestLog:
         try:
             await self.app(scope, receive, numbered)
         except Exception:
-            log.exception("request %s failed", id)
+            log.exception("a request failed")
             if not status:
                 await internal().response()(scope, receive, numbered)
         finally:
-            self._note(scope, id, status, time.monotonic() - began)
+            self._note(scope, status, time.monotonic() - began)
 
-    def _note(self, scope: Scope, id: str, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         if status >= 400:
             self.server.metrics.refused.labels("", str(status)).inc()
         if path in QUIET and status < 400:
             return
         told = {
-            "request_id": id,
             "method": scope["method"],
             "path": path,
             "status": status,
@@ -124,6 +128,7 @@ class JsonLines(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
+            **({"request_id": current_id.get()} if current_id.get() else {}),
             **getattr(record, "told", {}),
         }
         if record.exc_info:

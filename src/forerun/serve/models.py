@@ -192,9 +192,9 @@ class Models:
     def _unload(self, served: Served) -> None:
         model = served.model
         served.model = None
-        log.info("unloaded %s", served.id)
         if model is not None:
             model.close()
+            log.info("unloaded %s", served.id)
 
     def note(self, served: Served, error: BaseException) -> None:
         """An error of a request. If the engine is gone, the model is loaded anew when it is next
