@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import httpx
 import uvicorn
 
+import forerun
 from forerun.checkpoints import tiny
 from forerun.serve.app import create_app
 from forerun.serve.models import Models
@@ -32,14 +33,21 @@ KINDS = {
 def load(source, **settings):
     """What a server loads by name: tiny models, each with an engine of its own."""
     arch, template = KINDS[source]
-    m = fresh(
-        arch, lanes=settings.get("lanes") or 4, **({"vocab_size": 260} if source == "fim" else {})
-    )
+    lanes = settings.get("lanes") or 4
+    if source == "fim":
+        return fim_model(lanes)
+    m = fresh(arch, lanes=lanes)
     m.tokenizer = tiny.tokenizer()
     m.tokenizer.chat_template = template
-    if source == "fim":
-        m.tokenizer.add_tokens(FIM, special_tokens=True)
     return m
+
+
+def fim_model(lanes):
+    """A model with tokens for filling in the middle."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens(FIM, special_tokens=True)
+    network = tiny.build("llama", vocab_size=len(tokenizer))
+    return forerun.from_network(network, tokenizer, name="fim", lanes=lanes, max_context=160)
 
 
 def local_server(loader=load, **settings) -> Server:

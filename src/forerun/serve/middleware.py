@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, internal
@@ -26,8 +27,11 @@ QUIET = ("/health", "/ready", "/metrics")  # asked for all the time
 current_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
-class TooLarge(Exception):
-    """A body that has become too long."""
+class TooLarge(HTTPException):
+    """A body that has become too long. FastAPI passes this kind of error on, and no other."""
+
+    def __init__(self, message: str):
+        super().__init__(413, message)
 
 
 class BodyLimit:
@@ -46,30 +50,23 @@ class BodyLimit:
             await self._refuse(scope, receive, send)
             return
         received = 0
-        started = False
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.most:
-                raise TooLarge
+                raise TooLarge(self._message)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
+        await self.app(scope, counted, send)
 
-        try:
-            await self.app(scope, counted, noted)
-        except TooLarge:
-            if not started:
-                await self._refuse(scope, receive, send)
+    @property
+    def _message(self) -> str:
+        return f"the body is longer than {self.most} bytes, the most that is taken here."
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body is longer than {self.most} bytes, the most that is taken here."
-        await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
+        await ApiError(413, self._message).response()(scope, receive, send)
 
 
 class RequestLog:
