@@ -4,9 +4,9 @@ over when they are gone.
     python bench/serve_load.py --streams 256 --seconds 600        # make load
     python bench/serve_load.py --overhead                         # HTTP beside the bare engine
 
-The server is a process of its own. Clients here read to the end, go away in the middle, read slowly,
-ask for nonsense, or set deadlines. Every answer that is finished is compared with the same request
-decoded alone.
+The server is a process of its own. Clients here read to the end, go away in the middle, read
+slowly, ask for nonsense, or set deadlines. Every answer that is finished is compared with the same
+request decoded alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.request import urlopen
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
 MODEL = "zoo:ar"
 DRAFT = "zoo:drafter"
 PROMPTS = [
@@ -216,8 +214,8 @@ async def read(
 def served(port: int, *flags: str):
     """A server in a process of its own."""
     words = [sys.executable, "-m", "forerun", "serve", MODEL, DRAFT, "--port", str(port), *flags]
-    log = open(ROOT / ".venv" / "serve-load.log" if (ROOT / ".venv").is_dir() else os.devnull, "w")
-    process = subprocess.Popen(words, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment)
     try:
         for _ in range(600):
             with suppress(OSError):
@@ -228,7 +226,6 @@ def served(port: int, *flags: str):
     finally:
         process.terminate()
         process.wait(60)
-        log.close()
 
 
 def gauges(port: int) -> dict[str, float]:
@@ -335,8 +332,9 @@ async def http_rate(port: int, streams: int, tokens: int) -> float:
 
 def overhead(flags: argparse.Namespace) -> dict:
     """Rates of 8 streams over HTTP and in the bare engine, in turns."""
-    import forerun
     import torch
+
+    import forerun
 
     torch.set_num_threads(1)
     model = forerun.load(MODEL, lanes=flags.lanes)

@@ -1,5 +1,5 @@
-"""Writes the Grafana dashboard: `python deploy/dashboard.py`. A test checks that the server has every
-metric that it shows."""
+"""Writes the Grafana dashboard: `python deploy/dashboard.py`. A test checks that the server has
+every metric that it shows."""
 
 from __future__ import annotations
 
