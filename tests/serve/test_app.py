@@ -247,3 +247,8 @@ def test_settings_that_mean_nothing_are_refused():
     for wrong in ({"queue": 0}, {"grace": -1}, {"memory_gib": 0}, {"api_keys": [" "]}):
         with pytest.raises(BadOption):
             Settings(**wrong)
+
+
+def test_telemetry_is_fastapis_own_and_off_unless_asked():
+    with in_process(telemetry=True) as server:
+        assert server.get("/health").status_code == 200

@@ -129,3 +129,40 @@ def test_requests_are_refused_while_the_server_ends():
 
 async def _drain(server):
     server.decodings.drain()
+
+
+def test_the_servers_draft_is_loaded_once_and_its_path_is_told_to_nobody():
+    loads = []
+
+    def counting(source, **settings):
+        loads.append(source)
+        return load("plain" if source == "/home/me/draft" else source, **settings)
+
+    served = local_server(counting, draft="/home/me/draft", method="speculative")
+    with in_process(served) as server:
+        body = {**ASK, "model": "chat", "max_tokens": 9}
+        for _ in range(2):
+            r = server.post("/v1/completions", body).json()
+            assert r["forerun"]["draft_forwards"] > 0
+        wrong = server.post("/v1/completions", {**body, "forerun": {"method": "specdiff"}})
+    assert loads == ["chat", "/home/me/draft"]
+    assert wrong.status_code == 400 and "/home" not in wrong.text
+
+
+def test_a_process_whose_engine_is_beyond_help_ends_with_a_reason():
+    import threading
+
+    import uvicorn
+
+    from forerun.serve.app import create_app
+    from forerun.serve.run import FAILED, Process
+    from tests.serve.servers import free_port
+
+    server = local_server()
+    config = uvicorn.Config(create_app(server.settings, server=server), port=free_port())
+    process = Process(config, server)
+    thread = threading.Thread(target=process.run, daemon=True)
+    thread.start()
+    server.models.failure = "the engine is gone"
+    thread.join(20)
+    assert not thread.is_alive() and process.exit_status == FAILED

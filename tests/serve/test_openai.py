@@ -288,6 +288,11 @@ def test_what_is_not_offered_is_refused_clearly(client):
         client.chat.completions.create(
             model="chat", messages=ask("x"), tools=tools, tool_choice="required"
         )
+    loop = {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}
+    with pytest.raises(openai.BadRequestError, match="must not hold chat_template"):
+        client.chat.completions.create(
+            model="chat", messages=ask("x"), extra_body={"chat_template_kwargs": loop}
+        )
     image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     with pytest.raises(openai.BadRequestError, match="only text is read"):
         client.chat.completions.create(model="chat", messages=[{"role": "user", "content": image}])

@@ -104,10 +104,17 @@ class Decoding:
         """The results of each prompt, once all is over."""
         async for _ in self.jobs:
             pass
-        groups = await asyncio.to_thread(self.jobs.results_by_request)
-        results = [list(group) for group in groups]
+        results = await asyncio.to_thread(self._results)
         self._counted = True
         self.owner.count(self, results)
+        return results
+
+    def _results(self) -> list[list[Result]]:
+        """In a thread: the texts of many tokens, with their log-probabilities, take a while."""
+        results = [list(group) for group in self.jobs.results_by_request()]
+        if self.ask.extension.trace:
+            flat = [result for group in results for result in group]
+            self.owner.traces.keep(self.id, self.ask.client, self.model, flat)
         return results
 
     def tokens_so_far(self) -> tuple[int, int]:
@@ -210,7 +217,7 @@ class Decodings:
             jobs = await in_thread_or_not_at_all(partial(ask.submit, model))
         except BaseException as error:
             served.gate.leave(visit)
-            self.models.note(served, error)
+            self.models.note(served, model, error)
             raise
         id = f"{ask.kind}-{secrets.token_hex(16)}"
         waited = time.monotonic() - arrived
@@ -249,14 +256,12 @@ class Decodings:
         log.info("decoded", extra={"told": told})
 
     def count(self, decoding: Decoding, results: list[list[Result]]) -> None:
-        """Count results, keep traces, and look after an engine that has failed."""
+        """Count results, and look after an engine that has failed."""
         flat = [result for group in results for result in group]
         for result in flat:
             self.metrics.ended(decoding, result)
             if result.error is not None:
-                self.models.note(decoding.served, result.error)
-        if decoding.ask.extension.trace:
-            self.traces.keep(decoding.id, decoding.ask.client, decoding.model, flat)
+                self.models.note(decoding.served, decoding.model, result.error)
 
     def drain(self) -> None:
         """Begin no request any more."""
