@@ -330,31 +330,46 @@ async def http_rate(port: int, streams: int, tokens: int) -> float:
     return streams * tokens / (time.perf_counter() - began)
 
 
-def overhead(flags: argparse.Namespace) -> dict:
-    """Rates of 8 streams over HTTP and in the bare engine, in turns."""
+def overhead(flags: argparse.Namespace, process: subprocess.Popen) -> dict:
+    """Some equal streams over HTTP and in the bare engine, in turns: tokens per second, and
+    processor time, which other programs on the machine disturb less."""
     import torch
 
     import forerun
 
     torch.set_num_threads(1)
     model = forerun.load(MODEL, lanes=flags.lanes)
-    rates: dict[str, list[float]] = {"http": [], "engine": []}
+    tokens = flags.lanes * flags.tokens
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(flags.lanes)]
     how = {"max_tokens": flags.tokens, "ignore_eos": True, "method": "ar"}
-    for turn in range(flags.turns + 1):
+    turns: list[dict[str, float]] = []
+    for _ in range(flags.turns + 1):
+        before = processor_seconds(process.pid)
         over_http = asyncio.run(http_rate(flags.port, flags.lanes, flags.tokens))
+        http_work = processor_seconds(process.pid) - before
+        before = processor_seconds(os.getpid())
         began = time.perf_counter()
-        model.generate([PROMPTS[i % len(PROMPTS)] for i in range(flags.lanes)], **how)
-        bare = flags.lanes * flags.tokens / (time.perf_counter() - began)
-        if turn:  # the first loads and warms
-            rates["http"].append(over_http)
-            rates["engine"].append(bare)
-    ratios = [h / e for h, e in zip(rates["http"], rates["engine"])]
-    return {
-        "http_tokens_per_second": round(statistics.median(rates["http"]), 1),
-        "engine_tokens_per_second": round(statistics.median(rates["engine"]), 1),
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-    }
+        model.generate(prompts, **how)
+        bare = tokens / (time.perf_counter() - began)
+        bare_work = processor_seconds(os.getpid()) - before
+        turns.append(
+            {
+                "http_tokens_per_second": over_http,
+                "engine_tokens_per_second": bare,
+                "rate_ratio": over_http / bare,
+                "http_processor_us_per_token": 1e6 * http_work / tokens,
+                "engine_processor_us_per_token": 1e6 * bare_work / tokens,
+                "processor_ratio": http_work / bare_work,
+            }
+        )
+    kept = turns[1:]  # the first loads and warms
+    medians = {name: round(statistics.median(t[name] for t in kept), 3) for name in kept[0]}
+    return {**medians, "rate_ratios": [round(turn["rate_ratio"], 3) for turn in kept]}
+
+
+def processor_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def main() -> None:
@@ -374,7 +389,7 @@ def main() -> None:
         options += ["--device", flags.device]
     with served(flags.port, *options) as process:
         if flags.overhead:
-            print(json.dumps(overhead(flags), indent=1))
+            print(json.dumps(overhead(flags, process), indent=1))
             return
         found = asyncio.run(load(flags, process, all_cases(flags.cases, 1)))
     tally = found.pop("tally")
