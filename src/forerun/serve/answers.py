@@ -47,18 +47,24 @@ def usage_so_far(prompt: int, written: int) -> dict[str, int]:
 def about(decoding: Decoding, results: Sequence[Sequence[Result]], seed: Any) -> dict[str, Any]:
     """What every answer says under `forerun`."""
     flat = [result for group in results for result in group]
+    asked = decoding.ask.extension
+    queued = max(result.stats.queued_seconds for result in flat)
     told = {
         "method": flat[0].method,
-        "draft": decoding.draft,
+        "draft": asked.draft,
+        "options": asked.options,
+        "deadline": asked.deadline,
+        "priority": asked.priority,
         "guarantee": flat[0].guarantee,
         "reference": flat[0].reference,
         "seed": seed,
         **cost(flat),
-        "queue_seconds": round(max(result.stats.queued_seconds for result in flat), 6),
+        "sequences": len(decoding.sequences()),
+        "queue_seconds": round(decoding.waited + queued, 6),
         "decode_seconds": round(max(result.stats.seconds for result in flat), 6),
         "finish_reasons": [decoding.reason(result) for result in flat],
     }
-    if decoding.ask.trace:
+    if asked.trace:
         told["trace"] = f"/v1/traces/{decoding.id}"
     return told
 

@@ -32,6 +32,19 @@ from forerun.serve.wire import ChatRequest, Sampled, refuse_form, refuse_unsuppo
 router = APIRouter(dependencies=[Depends(check_key)])
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+NOT_FOR_CLIENTS = {
+    "chat_template",
+    "conversation",
+    "max_length",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -48,18 +61,15 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     chat = Chat(
         plain_messages(body.messages),
         most_tokens(body),
-        {**(body.chat_template_kwargs or {}), **({"tools": body.tools} if body.tools else {})},
+        {**template_options(body), **({"tools": body.tools} if body.tools else {})},
     )
     ask = Ask(
         partial(submit, body, chat, how),
         body.model,
         body.samples,
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         "chatcmpl",
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     shape = ChatCompletions(decoding, body, how)
@@ -86,6 +96,15 @@ def check_tools(body: ChatRequest) -> None:
             "tool_choice",
             "unsupported",
         )
+
+
+def template_options(body: ChatRequest) -> dict[str, Any]:
+    """What a client tells the template. The template itself, and what becomes of its text, are not
+    the client's."""
+    given = body.chat_template_kwargs or {}
+    for name in NOT_FOR_CLIENTS & given.keys():
+        raise refused(f"chat_template_kwargs must not hold {name}.", "chat_template_kwargs")
+    return given
 
 
 def alternatives(body: ChatRequest) -> int | None:

@@ -48,11 +48,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         body.model,
         len(prompts) * body.samples,
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         "cmpl",
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     shape = Completions(decoding, body, how)

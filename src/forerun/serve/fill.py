@@ -135,11 +135,8 @@ async def answer(
         body.model,
         count * EDITOR_LENGTHS if really else count,
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         asked.kind,
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     shape = shape_of(decoding, how)
@@ -305,11 +302,8 @@ async def infill(body: InfillRequest, request: Request) -> Response:
         body.model,
         max(1, count),
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         "infill",
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     results = await whole(request, decoding)

@@ -37,6 +37,21 @@ class ModelLoad(Protocol):
     def restarts(self) -> int: ...
 
 
+class Named(Protocol):
+    id: str
+
+
+class Ended(Protocol):
+    """A request whose sequences are over."""
+
+    waited: float
+
+    @property
+    def served(self) -> Named: ...
+
+    def reason(self, result: Result) -> str: ...
+
+
 class Metrics:
     """Counters and histograms of one server; gauges are read when somebody looks."""
 
@@ -78,14 +93,15 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def ended(self, model: str, result: Result, reason: str) -> None:
+    def ended(self, decoding: Ended, result: Result) -> None:
         """Count a sequence that is over."""
         stats = result.stats
-        self.finished.labels(model, reason).inc()
+        model = decoding.served.id
+        self.finished.labels(model, decoding.reason(result)).inc()
         self.prompt_tokens.labels(model).inc(stats.prompt_tokens)
         self.generated.labels(model).inc(stats.tokens)
         self.forwards.labels(model).inc(stats.forwards)
-        self.queue.labels(model).observe(stats.queued_seconds)
+        self.queue.labels(model).observe(decoding.waited + stats.queued_seconds)
         self.decode.labels(model).observe(stats.seconds)
         if stats.tokens > 1:
             self.per_token.labels(model).observe(stats.seconds / stats.tokens)

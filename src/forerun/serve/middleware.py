@@ -8,9 +8,11 @@ import re
 import secrets
 import sys
 import time
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, internal
@@ -22,8 +24,14 @@ REQUEST_ID = re.compile(r"[\w.-]{1,128}")  # of a client's own that is taken ove
 QUIET = ("/health", "/ready", "/metrics")  # asked for all the time
 
 
-class TooLarge(Exception):
-    """A body that has become too long."""
+current_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+class TooLarge(HTTPException):
+    """A body that has become too long. FastAPI passes this kind of error on, and no other."""
+
+    def __init__(self, message: str):
+        super().__init__(413, message)
 
 
 class BodyLimit:
@@ -42,30 +50,23 @@ class BodyLimit:
             await self._refuse(scope, receive, send)
             return
         received = 0
-        started = False
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.most:
-                raise TooLarge
+                raise TooLarge(self._message)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
+        await self.app(scope, counted, send)
 
-        try:
-            await self.app(scope, counted, noted)
-        except TooLarge:
-            if not started:
-                await self._refuse(scope, receive, send)
+    @property
+    def _message(self) -> str:
+        return f"the body is longer than {self.most} bytes, the most that is taken here."
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body is longer than {self.most} bytes, the most that is taken here."
-        await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
+        await ApiError(413, self._message).response()(scope, receive, send)
 
 
 class RequestLog:
@@ -81,6 +82,7 @@ class RequestLog:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        current_id.set(id)
         began = time.monotonic()
         status = 0
 
@@ -94,20 +96,19 @@ class RequestLog:
         try:
             await self.app(scope, receive, numbered)
         except Exception:
-            log.exception("request %s failed", id)
+            log.exception("a request failed")
             if not status:
                 await internal().response()(scope, receive, numbered)
         finally:
-            self._note(scope, id, status, time.monotonic() - began)
+            self._note(scope, status, time.monotonic() - began)
 
-    def _note(self, scope: Scope, id: str, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"]
         if status >= 400:
             self.server.metrics.refused.labels("", str(status)).inc()
         if path in QUIET and status < 400:
             return
         told = {
-            "request_id": id,
             "method": scope["method"],
             "path": path,
             "status": status,
@@ -124,6 +125,7 @@ class JsonLines(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
+            **({"request_id": current_id.get()} if current_id.get() else {}),
             **getattr(record, "told", {}),
         }
         if record.exc_info:

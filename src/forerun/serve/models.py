@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -116,6 +117,8 @@ class Models:
         self.settings = settings
         self.loader = loader
         self.failure: str | None = None
+        self._draft: Model | None = None
+        self._drafting = threading.Lock()
         self._served = {each.id: each for each in map(self._named, source_names(settings))}
 
     def _named(self, name: str) -> Served:
@@ -192,21 +195,36 @@ class Models:
     def _unload(self, served: Served) -> None:
         model = served.model
         served.model = None
-        log.info("unloaded %s", served.id)
         if model is not None:
             model.close()
+            log.info("unloaded %s", served.id)
 
-    def note(self, served: Served, error: BaseException) -> None:
-        """An error of a request. If the engine is gone, the model is loaded anew when it is next
-        asked for."""
-        model = served.model
-        if not isinstance(error, EngineStopped) or model is None:
+    def note(self, served: Served, model: Model, error: BaseException) -> None:
+        """An error of a request to a model. If its engine is gone, the model is loaded anew when it
+        is next asked for."""
+        if not isinstance(error, EngineStopped) or served.model is not model:
             return
         served.model = None
         served.restarts += 1
         log.error("the engine of %s has stopped: %s", served.id, error)
         if served.restarts > MOST_RESTARTS:
             self.failure = f"the engine of '{served.id}' has stopped {served.restarts} times"
+        model.close()
+
+    def default_draft(self) -> Model | str | None:
+        """What drafts where a request names nothing: a drafter, or a model, loaded once. Called in
+        threads."""
+        name = self.settings.draft
+        if name is None or name in registry.names("drafters"):
+            return name
+        with self._drafting:
+            if self._draft is None:
+                settings = self.settings
+                self._draft = self.loader(
+                    name, device=settings.device, dtype=settings.dtype, lanes=1, max_context=None
+                )
+                self._draft.name = "draft"  # no path is in an answer
+            return self._draft
 
     def close(self) -> None:
         for served in self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from forerun import registry
@@ -26,19 +26,19 @@ FILL_OPTIONS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eo
 class How:
     """How a request is to be decoded, before its model is known."""
 
+    models: Models
     served: Served
     extension: Extension
     sampling: Mapping[str, Any]
     draft_model: Model | None = None
     prediction: str | None = None
-    known_ids: Sequence[str] = field(default_factory=list)  # models that may be named as a draft
 
     def arguments(self, model: Model) -> dict[str, Any]:
         """What `submit` takes by name."""
         method = self._method(model)
         draft = self._draft(method)
         options = dict(self.extension.options)
-        check_options(method, draft, options, self.known_ids)
+        check_options(method, draft, options, self.models.ids)
         if self.prediction is not None:
             options["prediction"] = self.prediction
         return {"method": method.name, "draft": draft, **self.sampling, **options}
@@ -59,7 +59,7 @@ class How:
         fixed = method.drafter is not None and method.drafter.startswith("diffusion")
         takes_one = fixed or (method.drafts and method.drafter is None)
         if named is None and takes_one and not method.drafts_itself:
-            return self.served.settings.draft
+            return self.models.default_draft()
         return named
 
 
@@ -78,7 +78,7 @@ async def how_to(
         raise unknown("draft", extension.draft, [*drafter_names(), *models.ids])
     given = {**request.sampling(), **sampling}
     given.setdefault("seed", secrets.randbelow(2**31))
-    return How(served, extension, given, draft_model, prediction, models.ids)
+    return How(models, served, extension, given, draft_model, prediction)
 
 
 def drafter_names() -> list[str]:

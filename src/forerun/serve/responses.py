@@ -37,11 +37,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         body.model,
         1,
         client_of(request),
-        body.forerun.priority,
-        body.forerun.deadline,
-        bool(body.forerun.trace),
         "resp",
-        body.forerun.draft,
+        body.forerun,
     )
     decoding = await begun(request, server.decodings, ask)
     shape = Responses(decoding, body, how)

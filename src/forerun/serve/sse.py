@@ -40,7 +40,7 @@ class EventStream(EventSourceResponse):
     """The stream of a decoding. However it ends, the decoding is closed."""
 
     def __init__(self, decoding: Decoding, content: AsyncIterator[bytes]):
-        super().__init__(content, headers={**HEADERS, "X-Request-Id": decoding.id})
+        super().__init__(content, headers=HEADERS)
         self.decoding = decoding
         self.stalled = decoding.owner.settings.stalled
         self._sending: float | None = None

@@ -26,6 +26,7 @@ from forerun.serve.metrics import Metrics
 from forerun.serve.models import Models, Served
 from forerun.serve.settings import Settings
 from forerun.serve.traces import Traces
+from forerun.serve.wire import Extension
 
 log = logging.getLogger("forerun.serve")
 
@@ -41,11 +42,8 @@ class Ask:
     model: str | None = None
     sequences: int = 1
     client: str = ""
-    priority: int = 0
-    deadline: float | None = None  # seconds from now
-    trace: bool = False
     kind: str = "cmpl"  # what the answer's id begins with
-    draft: str | None = None  # what is told of it
+    extension: Extension = field(default_factory=Extension)
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class Decoding:
     visit: Visit
     owner: Decodings
     arrived: float  # on the clock of time.monotonic
+    waited: float  # seconds, before the engine knew of it
     created: int = field(default_factory=lambda: int(time.time()))
     ended_by: str | None = None  # 'deadline' or 'shutdown', if one of them ended it
     _timer: asyncio.TimerHandle | None = None
@@ -101,18 +100,21 @@ class Decoding:
             metrics.between.labels(self.served.id).observe(now - self._last_piece)
         self._last_piece = now
 
-    @property
-    def draft(self) -> str | None:
-        return self.ask.draft
-
     async def results(self) -> list[list[Result]]:
         """The results of each prompt, once all is over."""
         async for _ in self.jobs:
             pass
-        groups = await asyncio.to_thread(self.jobs.results_by_request)
-        results = [list(group) for group in groups]
+        results = await asyncio.to_thread(self._results)
         self._counted = True
         self.owner.count(self, results)
+        return results
+
+    def _results(self) -> list[list[Result]]:
+        """In a thread: the texts of many tokens, with their log-probabilities, take a while."""
+        results = [list(group) for group in self.jobs.results_by_request()]
+        if self.ask.extension.trace:
+            flat = [result for group in results for result in group]
+            self.owner.traces.keep(self.id, self.ask.client, self.model, flat)
         return results
 
     def tokens_so_far(self) -> tuple[int, int]:
@@ -208,22 +210,30 @@ class Decodings:
             raise unavailable("this server is shutting down.", "shutting_down")
         arrived = time.monotonic()
         served, model = await self.models.loaded(ask.model)
-        deadline = min(filter(None, (ask.deadline, self.settings.deadline)), default=None)
-        visit = await served.gate.enter(ask.client, ask.sequences, ask.priority, deadline)
+        asked = ask.extension
+        deadline = min(filter(None, (asked.deadline, self.settings.deadline)), default=None)
+        visit = await served.gate.enter(ask.client, ask.sequences, asked.priority, deadline)
         try:
             jobs = await in_thread_or_not_at_all(partial(ask.submit, model))
         except BaseException as error:
             served.gate.leave(visit)
-            self.models.note(served, error)
+            self.models.note(served, model, error)
             raise
         id = f"{ask.kind}-{secrets.token_hex(16)}"
-        decoding = Decoding(id, served, model, ask, jobs, visit, self, arrived)
+        waited = time.monotonic() - arrived
+        decoding = Decoding(id, served, model, ask, jobs, visit, self, arrived, waited)
         self.running.add(decoding)
+        self._log_prompts(decoding)
         if deadline is not None:
             left = max(0.0, deadline - (time.monotonic() - arrived))
             loop = asyncio.get_running_loop()
             decoding._timer = loop.call_later(left, decoding.end, "deadline")
         return decoding
+
+    def _log_prompts(self, decoding: Decoding) -> None:
+        if self.settings.log_prompts:
+            prompts = [decoding.model.decode(job.prompt, True) for job in decoding.sequences()]
+            log.info("prompts", extra={"told": {"id": decoding.id, "prompts": prompts}})
 
     def ended(self, decoding: Decoding) -> None:
         self.running.discard(decoding)
@@ -233,16 +243,25 @@ class Decodings:
             left.inc(len(decoding.sequences()))
         took = time.monotonic() - decoding.arrived
         self.metrics.end_to_end.labels(decoding.served.id).observe(took)
+        prompt_tokens, tokens = decoding.tokens_so_far()
+        told = {
+            "id": decoding.id,
+            "model": decoding.served.id,
+            "prompt_tokens": prompt_tokens,
+            "tokens": tokens,
+            "queue_seconds": round(decoding.waited, 4),
+            "seconds": round(took, 4),
+            "ended": decoding.ended_by or ("done" if decoding._counted else "client gone"),
+        }
+        log.info("decoded", extra={"told": told})
 
     def count(self, decoding: Decoding, results: list[list[Result]]) -> None:
-        """Count results, keep traces, and look after an engine that has failed."""
+        """Count results, and look after an engine that has failed."""
         flat = [result for group in results for result in group]
         for result in flat:
-            self.metrics.ended(decoding.served.id, result, decoding.reason(result))
+            self.metrics.ended(decoding, result)
             if result.error is not None:
-                self.models.note(decoding.served, result.error)
-        if decoding.ask.trace:
-            self.traces.keep(decoding.id, decoding.ask.client, decoding.model, flat)
+                self.models.note(decoding.served, decoding.model, result.error)
 
     def drain(self) -> None:
         """Begin no request any more."""

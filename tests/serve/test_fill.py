@@ -1,0 +1,132 @@
+"""Gaps are filled by models that can see both sides, in the interfaces that editors speak."""
+
+import json
+
+import pytest
+
+from forerun.serve.fim import fim_prompt, fim_tokens
+from tests.serve.servers import in_process, load
+
+BEFORE = "def add(a, b):\n    return "
+AFTER = "\n\nprint(add(1, 2))"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with in_process() as caller:
+        yield caller
+
+
+def test_a_suffix_is_seen_by_models_that_fill_holes(server):
+    body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 6, "temperature": 0}
+    for name in ("holes", "masked"):
+        r = server.post("/v1/completions", {**body, "model": name}).json()
+        editor = {"prefix": BEFORE, "suffix": AFTER, "max_tokens": 6}
+        expected = load(name).infill(editor, temperature=0)
+        assert r["choices"][0]["text"] == expected.fills[0]
+        assert r["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stop_string_ends_what_fills_a_gap(server):
+    body = {"model": "holes", "prompt": BEFORE, "suffix": AFTER, "max_tokens": 4, "temperature": 0}
+    text = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    cut = server.post(
+        "/v1/completions", {**body, "stop": [text[1:]] if text[1:] else [text]}
+    ).json()
+    assert cut["choices"][0]["text"] == (text[:1] if text[1:] else "")
+
+
+def test_a_model_that_cannot_see_a_suffix_says_which_one_could(server):
+    r = server.post("/v1/completions", {"model": "plain", "prompt": BEFORE, "suffix": AFTER})
+    assert r.status_code == 400
+    error = r.json()["error"]
+    assert error["param"] == "suffix" and "'plain' goes from left to right" in error["message"]
+    server.post("/tokenize", {"model": "holes", "prompt": "x"})  # it is known once it is loaded
+    r = server.post("/v1/completions", {"model": "plain", "prompt": BEFORE, "suffix": AFTER})
+    assert "'holes'" in r.json()["error"]["message"]
+
+
+def test_a_causal_model_with_tokens_for_it_is_given_both_sides(server):
+    m = load("fim")
+    tokens = fim_tokens(m)
+    assert fim_tokens(load("plain")) is None
+    ids = fim_prompt(m, tokens, "ab", "c")
+    text = m.decode(ids, special=True)
+    assert text == "<|fim_prefix|>ab<|fim_suffix|>c<|fim_middle|>"
+    body = {"model": "fim", "prompt": "ab", "suffix": "c", "max_tokens": 9, "temperature": 0}
+    r = server.post("/v1/completions", body).json()
+    expected = m.generate(ids, max_tokens=9, stop_token_ids=tokens.all)
+    assert r["choices"][0]["text"] == expected.text
+
+
+def test_mistrals_interface_answers_as_a_chat(server):
+    """What Continue sends for a Mistral model's autocompletion."""
+    body = {
+        "model": "fim",
+        "prompt": "def f(",
+        "suffix": "):",
+        "max_tokens": 5,
+        "temperature": 0.01,
+        "stop": ["\n\n"],
+        "random_seed": 3,
+    }
+    r = server.post("/v1/fim/completions", body).json()
+    assert r["object"] == "chat.completion"
+    text = r["choices"][0]["message"]["content"]
+    assert r["forerun"]["seed"] == 3
+    streamed = server.post("/v1/fim/completions", {**body, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
+
+
+@pytest.mark.parametrize("name", ["holes", "fim"])
+def test_llama_cpps_interface_answers_as_it_does(server, name):
+    """What llama.vim and Continue send, settings of another engine included."""
+    body = {
+        "model": name,
+        "input_prefix": BEFORE,
+        "input_suffix": AFTER,
+        "input_extra": [{"filename": "a.py", "text": "x = 1"}],
+        "prompt": "",
+        "n_predict": 4,
+        "temperature": 0,
+        "samplers": ["top_k", "infill"],
+        "cache_prompt": True,
+        "t_max_predict_ms": 500,
+        "seed": -1,
+    }
+    r = server.post("/infill", body).json()
+    assert r["stop"] is True and r["tokens_predicted"] <= 4 and r["model"] == name
+    streamed = server.post("/infill", {**body, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["content"] for chunk in chunks) == r["content"]
+    assert [chunk["stop"] for chunk in chunks][-1] is True
+
+
+def test_texts_with_holes_come_back_with_their_joint_densities(server):
+    texts = ["ab<|fill:2|>cd<|fill:1-3|>", "x<|fill:2|>"]
+    r = server.post("/v1/infill", {"model": "holes", "text": texts, "temperature": 0}).json()
+    expected = load("holes").infill(texts, temperature=0)
+    assert [c["text"] for c in r["choices"]] == [e.text for e in expected]
+    assert [c["fills"] for c in r["choices"]] == [list(e.fills) for e in expected]
+    for choice, one in zip(r["choices"], expected):
+        assert choice["logprob"] == pytest.approx(one.logprob, abs=1e-4)
+    ids = server.post("/v1/infill", {"model": "masked", "token_ids": [97, None, 98], "n": 2}).json()
+    assert [len(c["fill_ids"][0]) for c in ids["choices"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"text": "no hole"}, "has no hole"),
+        ({"text": "a<|fill:1|>" * 70}, "holes, and 64 are the most"),
+        ({"text": "a<|fill:1-99|>b"}, "99 ways"),
+        ({"text": "a<|fill:1|>", "stream": True}, "comes whole"),
+        ({"text": "a<|fill:1|>", "stop": ["x"]}, "no meaning for infilling"),
+        ({}, "give either a text"),
+        ({"text": "a<|fill:1|>", "model": "plain"}, "cannot look past a hole"),
+    ],
+)
+def test_a_text_that_cannot_be_filled_is_refused(server, body, words):
+    r = server.post("/v1/infill", {"model": "holes", **body})
+    assert r.status_code == 400 and words in r.json()["error"]["message"]

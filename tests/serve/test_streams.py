@@ -1,0 +1,247 @@
+"""Clients that go away, read slowly or wait too long; steps that fail; and nothing is left over."""
+
+import json
+import socket
+import struct
+import threading
+import time
+
+import httpx
+import pytest
+
+from forerun.serve import sse
+from tests.serve.servers import Live, load, local_server
+
+LONG = {"model": "plain", "prompt": "hello", "max_tokens": 150, "ignore_eos": True, "stream": True}
+
+
+def slow(seconds):
+    """A loader of models whose every forward takes a while."""
+
+    def loader(source, **settings):
+        m = load(source, **settings)
+        forward = m.backbone.forward
+
+        def later(batch, slots):
+            time.sleep(seconds)
+            return forward(batch, slots)
+
+        m.backbone.forward = later
+        return m
+
+    return loader
+
+
+@pytest.fixture(scope="module")
+def slowly():
+    with Live(local_server(slow(0.01), lanes=2, queue=4)) as running:
+        yield running
+
+
+def open_stream(live, body=LONG):
+    """A client by hand: its socket, once the first piece has come."""
+    content = json.dumps(body).encode()
+    client = socket.create_connection(("127.0.0.1", live.port), timeout=20)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    received = b""
+    while b"data: " not in received:
+        piece = client.recv(4096)
+        assert piece, received
+        received += piece
+    return client
+
+
+def busy_lanes(live, id="plain"):
+    m = live.model(id)
+    return m.lanes - len(m.engine.free_lanes)
+
+
+def wait_until(true, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert true()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_client_that_goes_away_frees_its_lane_at_once(slowly, killed):
+    client = open_stream(slowly)
+    assert busy_lanes(slowly) == 1
+    if killed:  # what the kernel sends for a process that was killed with much unread
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    began = time.monotonic()
+    wait_until(lambda: busy_lanes(slowly) == 0)
+    assert time.monotonic() - began < 1, "the text would have taken longer"
+    slowly.settled("plain")
+
+
+def test_a_client_that_goes_away_while_it_waits_for_a_whole_answer_frees_its_lane(slowly):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{slowly.url}/v1/completions", json={**LONG, "stream": False}, timeout=0.3)
+    wait_until(lambda: busy_lanes(slowly) == 0)
+    slowly.settled("plain")
+
+
+def test_a_client_that_goes_away_in_the_queue_is_forgotten(slowly):
+    clients = [open_stream(slowly) for _ in range(2)]
+
+    def give_up():
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{slowly.url}/v1/completions", json=LONG, timeout=0.3)
+
+    waiting = [threading.Thread(target=give_up) for _ in range(3)]
+    for each in waiting:
+        each.start()
+    for each in waiting:
+        each.join()
+    for client in clients:
+        client.close()
+    slowly.settled("plain")
+
+
+def test_too_many_are_refused_with_the_time_to_come_back(slowly):
+    clients = [open_stream(slowly) for _ in range(2)]
+    statuses = []
+
+    def ask():
+        body = {**LONG, "stream": False, "max_tokens": 2}
+        statuses.append(httpx.post(f"{slowly.url}/v1/completions", json=body, timeout=30))
+
+    threads = [threading.Thread(target=ask) for _ in range(9)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for client in clients:
+        client.close()
+    refused = [r for r in statuses if r.status_code == 429]
+    assert len(refused) >= 1 and len(refused) + sum(r.status_code == 200 for r in statuses) == 9
+    for r in refused:
+        assert int(r.headers["retry-after"]) >= 1 and r.json()["error"]["code"] == "queue_full"
+    slowly.settled("plain")
+
+
+def test_a_deadline_returns_what_is_there(slowly):
+    body = {**LONG, "stream": False, "forerun": {"deadline": 0.4}}
+    r = httpx.post(f"{slowly.url}/v1/completions", json=body, timeout=30).json()
+    assert 0 < r["usage"]["completion_tokens"] < 150
+    assert r["choices"][0]["finish_reason"] == "length"
+    assert r["forerun"]["finish_reasons"] == ["deadline"] and r["forerun"]["deadline"] == 0.4
+    slowly.settled("plain")
+
+
+def test_a_deadline_that_passes_in_the_queue_is_an_error(slowly):
+    clients = [open_stream(slowly) for _ in range(2)]
+    clients.append(open_stream(slowly, {**LONG, "echo": True}))  # in the engine's own queue
+    body = {**LONG, "stream": False, "forerun": {"deadline": 0.2}}
+    r = httpx.post(f"{slowly.url}/v1/completions", json=body, timeout=30)
+    for client in clients:
+        client.close()
+    assert r.status_code == 504 and r.json()["error"]["code"] == "deadline_exceeded"
+    slowly.settled("plain")
+
+
+def test_a_stream_in_which_nothing_comes_says_that_it_is_alive(slowly, monkeypatch):
+    monkeypatch.setattr(sse, "PING_EVERY", 0.05)
+    monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
+    m = slowly.model("plain")
+    forward = m.backbone.forward
+
+    def much_later(batch, slots):
+        time.sleep(0.3)
+        return forward(batch, slots)
+
+    m.backbone.forward = much_later
+    try:
+        text = httpx.post(f"{slowly.url}/v1/completions", json={**LONG, "max_tokens": 2}).text
+    finally:
+        m.backbone.forward = forward
+    assert ": ping\n\n" in text and text.endswith("data: [DONE]\n\n")
+
+
+class Stuck:
+    """A reader who takes nothing after the first piece."""
+
+    def __init__(self):
+        self.sent = 0
+
+    async def __call__(self, message):
+        import asyncio
+
+        self.sent += 1
+        if self.sent > 2:
+            await asyncio.sleep(60)
+
+
+def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
+    import asyncio
+
+    from forerun.serve.app import create_app
+
+    monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
+    server = local_server(models=["plain"], stalled=0.2)
+    app = create_app(server.settings, server=server)
+    body = json.dumps({**LONG, "max_tokens": 40}).encode()
+    headers = [(b"content-type", b"application/json")]
+    scope = dict(
+        type="http",
+        asgi={"version": "3.0", "spec_version": "2.3"},
+        http_version="1.1",
+        method="POST",
+        path="/v1/completions",
+        raw_path=b"/v1/completions",
+        query_string=b"",
+        headers=headers,
+        client=("1.2.3.4", 5),
+        server=("x", 80),
+        scheme="http",
+        root_path="",
+    )
+
+    async def ask():
+        given = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive():
+            for message in given:
+                return message
+            await asyncio.sleep(60)
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(app(scope, receive, Stuck()), 10)
+        assert not server.decodings.running
+        gate = server.models.served("plain").gate
+        assert gate.inside == 0
+
+    asyncio.run(ask())
+    server.models.close()
+
+
+def test_a_step_that_fails_fails_those_it_concerns_and_nobody_after(slowly):
+    m = slowly.model("plain")
+    forward = m.backbone.forward
+
+    def fails(batch, slots):
+        raise MemoryError("no room on this /dev/thing")
+
+    m.backbone.forward = fails
+    body = {**LONG, "stream": False, "max_tokens": 4}
+    r = httpx.post(f"{slowly.url}/v1/completions", json=body, timeout=30)
+    m.backbone.forward = forward
+    assert r.status_code == 500 and "/dev" not in r.text
+    assert httpx.post(f"{slowly.url}/v1/completions", json=body, timeout=30).status_code == 200
+    assert httpx.get(f"{slowly.url}/health").status_code == 200
+    slowly.settled("plain")
+
+
+def test_gauges_say_what_runs_and_what_waits(slowly):
+    clients = [open_stream(slowly) for _ in range(2)]
+    told = httpx.get(f"{slowly.url}/metrics").text
+    for client in clients:
+        client.close()
+    values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
+    assert float(values['forerun:num_lanes_busy{model_name="plain"}']) == 2
+    assert float(values['forerun:num_requests_running{model_name="plain"}']) == 2
+    assert 0 < float(values['forerun:kv_cache_usage_perc{model_name="plain"}']) < 1
+    slowly.settled("plain")
