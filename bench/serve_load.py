@@ -378,12 +378,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--cases", type=int, default=64)
     parser.add_argument("--port", type=int, default=8765)
-    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--lanes", type=int, help="default: 32, and 8 with --overhead")
     parser.add_argument("--overhead", action="store_true", help="HTTP beside the bare engine")
     parser.add_argument("--tokens", type=int, default=128, help="with --overhead: per stream")
     parser.add_argument("--turns", type=int, default=5, help="with --overhead")
     parser.add_argument("--device")
     flags = parser.parse_args()
+    flags.lanes = flags.lanes or (8 if flags.overhead else 32)
     options = ["--lanes", str(flags.lanes), "--queue", str(2 * flags.streams)]
     if flags.device:
         options += ["--device", flags.device]

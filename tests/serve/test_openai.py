@@ -269,6 +269,7 @@ def test_a_response_is_one_answer_with_its_events(client):
         (dict(extra_body={"response_format": {"type": "json_object"}}), 'only "text"'),
         (dict(logit_bias={"x": 1}), "keys must be token ids"),
         (dict(stop=[""]), "stop"),
+        (dict(echo=True, logprobs=1, stream=True), "comes whole"),
     ],
 )
 def test_a_mistake_is_refused_with_all_four_keys_and_our_words(client, body, words):

@@ -1,5 +1,6 @@
 """Clients that go away, read slowly or wait too long; steps that fail; and nothing is left over."""
 
+import asyncio
 import json
 import socket
 import struct
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from forerun.serve import sse
+from forerun.serve.app import create_app
 from tests.serve.servers import Live, load, local_server
 
 LONG = {"model": "plain", "prompt": "hello", "max_tokens": 150, "ignore_eos": True, "stream": True}
@@ -168,23 +170,13 @@ class Stuck:
         self.sent = 0
 
     async def __call__(self, message):
-        import asyncio
-
         self.sent += 1
         if self.sent > 2:
             await asyncio.sleep(60)
 
 
-def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
-    import asyncio
-
-    from forerun.serve.app import create_app
-
-    monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
-    server = local_server(models=["plain"], stalled=0.2)
-    app = create_app(server.settings, server=server)
-    body = json.dumps({**LONG, "max_tokens": 40}).encode()
-    headers = [(b"content-type", b"application/json")]
+async def ask_directly(app, body, send):
+    """A request to an application, whose answer goes to `send`."""
     scope = dict(
         type="http",
         asgi={"version": "3.0", "spec_version": "2.3"},
@@ -193,26 +185,56 @@ def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
         path="/v1/completions",
         raw_path=b"/v1/completions",
         query_string=b"",
-        headers=headers,
+        headers=[(b"content-type", b"application/json")],
         client=("1.2.3.4", 5),
         server=("x", 80),
         scheme="http",
         root_path="",
     )
+    given = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}])
+
+    async def receive():
+        for message in given:
+            return message
+        await asyncio.sleep(60)
+
+    await asyncio.wait_for(app(scope, receive, send), 20)
+
+
+def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
+    monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
+    server = local_server(models=["plain"], stalled=0.2)
+    app = create_app(server.settings, server=server)
 
     async def ask():
-        given = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive():
-            for message in given:
-                return message
-            await asyncio.sleep(60)
-
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(app(scope, receive, Stuck()), 10)
+            await ask_directly(app, {**LONG, "max_tokens": 40}, Stuck())
         assert not server.decodings.running
-        gate = server.models.served("plain").gate
-        assert gate.inside == 0
+        assert server.models.served("plain").gate.inside == 0
+
+    asyncio.run(ask())
+    server.models.close()
+
+
+def test_readers_who_take_nothing_keep_nobody_waiting():
+    server = local_server(models=["plain"], lanes=1)
+    app = create_app(server.settings, server=server)
+    taken = []
+
+    async def take(message):
+        taken.append(message)
+
+    async def ask():
+        body = {**LONG, "max_tokens": 20}
+        stuck = [asyncio.create_task(ask_directly(app, body, Stuck())) for _ in range(5)]
+        while len(server.decodings.running) < 2:  # as many as may be inside
+            await asyncio.sleep(0.01)
+        await ask_directly(app, {**body, "stream": False}, take)
+        assert taken[0]["status"] == 200
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        assert not server.decodings.running
 
     asyncio.run(ask())
     server.models.close()

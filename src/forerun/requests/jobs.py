@@ -240,6 +240,7 @@ class Jobs:
         self._events: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()  # None: all are over
         self._over = threading.Event()
         self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
+        self._tell_over: Callable[[], object] = do_nothing
         self._tickets: list[Ticket] = []
         for index, job in enumerate(self.jobs):
             if isinstance(job, Job):
@@ -281,6 +282,14 @@ class Jobs:
         self._events.put(None)
         self._over.set()
         self._wake()
+        self._tell_over()
+
+    def when_over(self, tell: Callable[[], object]) -> None:
+        """Have a function called once all are over: where the engine is stepped, or at once. It may
+        be called twice, and must not wait."""
+        self._tell_over = tell
+        if self._over.is_set():
+            tell()
 
     def _new_text(self, index: int, job: Job) -> str:
         try:

@@ -62,6 +62,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 def check_echo(body: CompletionRequest) -> None:
     if body.max_tokens == 0 and not body.echo:
         raise refused("max_tokens=0 writes nothing: use echo, or 1 or more.", "max_tokens")
+    if body.echo and body.stream and body.logprobs is not None:
+        raise refused("echo with logprobs comes whole: leave stream out.", "stream")
 
 
 def submit(body: CompletionRequest, prompts: list[Prompt], how: How, model: Model) -> Jobs:

@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -80,7 +81,7 @@ class Decoding:
     _timer: asyncio.TimerHandle | None = None
     _closed: bool = False
     _counted: bool = False
-    _last_piece: float | None = None
+    _last_piece: dict[int, float] = field(default_factory=dict)
 
     async def __aiter__(self) -> AsyncIterator[Text | Traced]:
         """What comes, until all is over."""
@@ -88,17 +89,18 @@ class Decoding:
             if isinstance(piece, Event):
                 yield Traced(index, piece)
             else:
-                self._time_piece()
+                self._time_piece(index)
                 yield Text(index, piece)
 
-    def _time_piece(self) -> None:
+    def _time_piece(self, index: int) -> None:
         now = time.monotonic()
         metrics = self.owner.metrics
-        if self._last_piece is None:
+        last = self._last_piece.get(index)
+        if last is None:
             metrics.first_token.labels(self.served.id).observe(now - self.arrived)
         else:
-            metrics.between.labels(self.served.id).observe(now - self._last_piece)
-        self._last_piece = now
+            metrics.between.labels(self.served.id).observe(now - last)
+        self._last_piece[index] = now
 
     async def results(self) -> list[list[Result]]:
         """The results of each prompt, once all is over."""
@@ -224,9 +226,11 @@ class Decodings:
         decoding = Decoding(id, served, model, ask, jobs, visit, self, arrived, waited)
         self.running.add(decoding)
         self._log_prompts(decoding)
+        loop = asyncio.get_running_loop()
+        # Who reads slowly keeps nobody else waiting: the place is free when the lanes are.
+        jobs.when_over(partial(soon, loop, partial(served.gate.leave, visit)))
         if deadline is not None:
             left = max(0.0, deadline - (time.monotonic() - arrived))
-            loop = asyncio.get_running_loop()
             decoding._timer = loop.call_later(left, decoding.end, "deadline")
         return decoding
 
@@ -273,6 +277,12 @@ class Decodings:
         """Return what is there."""
         for decoding in list(self.running):
             decoding.end("shutdown")
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call something in an event loop, from any thread."""
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(call)
 
 
 async def in_thread_or_not_at_all(submit: Callable[[], Jobs]) -> Jobs:
