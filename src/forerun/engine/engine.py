@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,19 +23,17 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, stack
+from forerun.engine.pack import Batch
 from forerun.engine.prefetch import Prefetch
+from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.acceptance import Sampler
-from forerun.probability.logits import laws_from_logits
+from forerun.probability.logits import ChainRows, edited_logits
 from forerun.probability.noise import Noise
-from forerun.probability.outcomes import Outcome, PackedOutcome, Token
-from forerun.probability.transfer import HostCopy
+from forerun.probability.outcomes import Token
+from forerun.probability.pending import PendingLaws, made
 from forerun.sequence.canvas import Draw
 from forerun.sequence.question import BlankLaws, Question
-
-MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
 
 
 class NoOutcome(ForerunError):
@@ -69,7 +69,7 @@ class Engine:
         self.free_lanes = list(range(lanes))
         self.clock = Clock()
         self._prefetched: Prefetch | None = None
-        self._sampler = sampler
+        self.rules = Rules(sampler, graphs)
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -263,33 +263,34 @@ class Engine:
         self._prefetched = None
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
-        outcomes: list[tuple[list[int], Outcome]] = []
+        applied: list[tuple[list[int], Applied]] = []
         for members in by_kind(draws):
             try:
-                outcomes.append((members, self._apply([draws[i] for i in members])))
+                applied.append((members, self.rules.apply([draws[i] for i in members])))
             except Exception as error:  # a rule that fails takes with it only those who use it
                 for i in members:
                     answers[i] = error
-        packed = [(members, PackedOutcome(outcome)) for members, outcome in outcomes]
-        copies = [HostCopy(one.tensor) for _, one in packed]
         self.clock.rules += time.perf_counter() - began
-        if len(outcomes) == 1 and len(outcomes[0][0]) == len(served):
-            self._prefetch(served, outcomes[0][1])
+        if applied:
+            self.clock.mark("rules", applied[0][1].packed.tensor.device)
+        if len(applied) == 1 and len(applied[0][0]) == len(served):
+            self._prefetch(served, applied[0][1])
         began = time.perf_counter()
-        for (members, one), copy in zip(packed, copies):
-            for i, row in zip(members, copy.numbers(), strict=True):
-                answers[i] = one.unpack(row) or NoOutcome()
+        for members, one in applied:
+            for i, outcome in zip(members, one.outcomes(), strict=True):
+                answers[i] = outcome or NoOutcome()
         if self._prefetched is not None:
             self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
         self.clock.rules += time.perf_counter() - began
         return answers
 
-    def _prefetch(self, served: list[Running], outcome: Outcome) -> None:
+    def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
-        if not isinstance(outcome, Token) or len(served) != len(self.running):
+        if applied.packed.type is not Token or len(served) != len(self.running):
             return
-        drawn_B = outcome.columns()["token"]
+        drawn_B = applied.column("token")
+        assert drawn_B is not None
         works_on_its_own = drawn_B.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
         prefetched = Prefetch.guess(served) if enabled else None
@@ -297,27 +298,6 @@ class Engine:
             batch = prefetched.batch(drawn_B)
             prefetched.logits_RV = self._timed_forward(prefetched.host, batch)
         self._prefetched = prefetched
-
-    def _apply(self, draws: list[Draw[Any]]) -> Outcome:
-        """One rule for all who want it."""
-        arguments = [draw.arguments for draw in draws]
-        tensors = [a for row in arguments for a in row if isinstance(a, Tensor)]
-        # A drafter that counts makes its laws on the CPU; the rule runs on the model's device.
-        devices = [tensor.device for tensor in tensors]
-        device = next((d for d in devices if d.type != "cpu"), devices[0])
-        sampler = self._sampler([(draw.seq.noise_key, draw.seq.draws) for draw in draws])
-        batched = [stack(column, device) for column in zip(*arguments)]
-        outcome = draws[0].rule(*batched, sampler)
-        if not isinstance(outcome, Outcome):
-            raise NotAble(f"a rule must return an Outcome, not {type(outcome).__name__}.")
-        for name, column in outcome.columns().items():
-            if len(column) != len(draws):
-                raise NotAble(
-                    f"a rule must return one row per sequence: {name!r} has {len(column)} for "
-                    f"{len(draws)}."
-                )
-        self.clock.mark("rules", device)
-        return outcome
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""
@@ -361,15 +341,18 @@ class Engine:
         began = time.perf_counter()
         questions = [question_of(one) for one in served]
         chains = [chain for question in questions for chain in question.chains]
-        rows = [chain.rows for chain in chains]
-        laws = iter(laws_from_logits(logits_RV, chains).split(rows))
-        logits = iter(logits_RV.split(rows))
+        edited_RV = edited_logits(logits_RV, chains)
         answers: list[object] = []
+        first = 0
         for one, question in zip(served, questions):
             one.last_question = question
-            pairs = [(next(logits), next(laws)) for _ in question.chains]
-            keep_for_logprobs(question, pairs)
-            answers.append([answer_of(question, *pair) for pair in pairs])
+            branches = []
+            for chain in question.chains:
+                rows = RowsRead(logits_RV, edited_RV, first, chain)
+                branches.append(rows)
+                first += chain.rows
+            keep_for_logprobs(question, branches)
+            answers.append([rows.answer(question.with_model_law) for rows in branches])
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -380,18 +363,37 @@ def check_coroutine(started: object) -> None:
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
 
 
-def keep_for_logprobs(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Keep (logits, law) of each branch, if log-probabilities are wanted."""
+@dataclass(frozen=True)
+class RowsRead:
+    """The rows of logits that one branch of a question reads."""
+
+    logits_RV: Tensor
+    edited_RV: Tensor  # after everything that depends on the text so far
+    first: int
+    chain: ChainRows
+
+    @property
+    def logits(self) -> Tensor:
+        return self.logits_RV[self.first : self.first + self.chain.rows]
+
+    @cached_property
+    def law(self) -> Tensor:
+        sampling = self.chain.history.sampling
+        return PendingLaws.of(self.edited_RV, self.first, self.chain.rows, sampling)
+
+    def answer(self, with_model_law: bool) -> Tensor | BlankLaws:
+        if not with_model_law:
+            return self.law
+        own = PendingLaws.of(self.logits_RV, self.first, self.chain.rows, None)
+        return BlankLaws(self.law, own)
+
+
+def keep_for_logprobs(question: Question, branches: Sequence[RowsRead]) -> None:
+    """Keep logits and laws of each branch, if log-probabilities are wanted."""
     record = question.seq.logprobs
     if record.wanted and not question.drafting:
-        for branch, (pair, positions) in enumerate(zip(pairs, question.positions)):
-            record.answered(branch, positions, *pair)
-
-
-def answer_of(question: Question, logits_NV: Tensor, law_NV: Tensor) -> Tensor | BlankLaws:
-    if question.with_model_law:
-        return BlankLaws(law_NV, logits_NV.to(law_NV.dtype).softmax(-1))
-    return law_NV
+        for branch, (rows, positions) in enumerate(zip(branches, question.positions)):
+            record.answered(branch, positions, rows.logits, made(rows.law))
 
 
 def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:

@@ -262,6 +262,11 @@ def attention_programs(device: torch.device) -> int:
 _capturing = threading.Lock()  # two at once would mix up what they set for the whole process
 
 
+def capturing_alone() -> AbstractContextManager[object]:
+    """For the time of a capture."""
+    return _capturing
+
+
 class CapturedForward:
     """One forward of a fixed size: on CUDA a graph, elsewhere the same code over fixed memory."""
 
@@ -275,7 +280,7 @@ class CapturedForward:
         self._fixed = fixed
         self._run: Callable[[], Tensor] = partial(forward, fixed)
         if fixed.device.type == "cuda":
-            with _capturing, fastest_blas(rows):
+            with capturing_alone(), fastest_blas(rows):
                 self._run = capture_graph(self._run, pool)
 
     def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:

@@ -115,6 +115,7 @@ class PackedOutcome:
     """An outcome of a batch as one tensor, so that one copy brings it to the host."""
 
     def __init__(self, outcome: Outcome):
+        self.outcome = outcome
         self.type = type(outcome)
         tensors = outcome.columns()
         self.columns = [_column(name, tensor) for name, tensor in tensors.items()]

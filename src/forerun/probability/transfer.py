@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_device(
+    values: Sequence[object] | np.ndarray, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Numbers of the host as a tensor on a device.
 
     The host does not wait: the device may still run a forward, and what is queued meanwhile runs
