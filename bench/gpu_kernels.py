@@ -46,6 +46,7 @@ CUDA = torch.device("cuda")
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
 ROWS = (1, 16, 32, 64, 128, 512)
 TILE_HEIGHTS = (16, 32, 64, 128)
+BITS_ROWS = (64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 1000, 1024)
 SHARED = 220_000  # bytes of shared memory that a program may use
 
 
@@ -161,6 +162,11 @@ class Product:
         alone = matmul.fixed_product(x[:1], weight, tilings(1, gated)[0], gated=gated)
         among = matmul.fixed_product(x, weight, tiling, gated=gated)
         return not torch.equal(alone[0], among[0])
+
+    def library_keeps_bits(self, rows: int) -> bool:
+        x, options = self.arguments(rows)
+        added = options["onto"] is not None
+        return matmul.library_keeps_bits(x, self.weights[0].t(), None, options["gated"], added)
 
     def whole(self, rows: int, **how: bool) -> float:
         """With everything that belongs to it, as forwards do it."""
@@ -279,6 +285,18 @@ def products(shape: DecoderSizes, speed: float) -> None:
             )
         del product
         torch.cuda.empty_cache()
+
+
+def library_bits(shape: DecoderSizes) -> None:
+    """Which of the library's products have our bits, by number of rows."""
+    for library in ("cublas", "cublaslt"):
+        torch.backends.cuda.preferred_blas_library(library)
+        for name, matrix in shape.matrices.items():
+            product = Product(*matrix)
+            kept = [rows for rows in BITS_ROWS if product.library_keeps_bits(rows)]
+            print(f"{library:8} {name:8} has our bits at {kept} of {BITS_ROWS} rows", flush=True)
+            del product
+    torch.backends.cuda.preferred_blas_library("default")
 
 
 def half(*size: int) -> torch.Tensor:
@@ -401,6 +419,7 @@ def main() -> None:
     parser.add_argument(
         "--tune", nargs="*", metavar="SHAPE", help="try other tilings for the matrices of these"
     )
+    parser.add_argument("--bits", action="store_true", help="only: which products keep our bits")
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="how many, for --tune")
     parser.add_argument("--json", type=Path, help="where to write what --tune finds")
     arguments = parser.parse_args()
@@ -413,6 +432,9 @@ def main() -> None:
             tune(arguments.tune or [arguments.shape], arguments.rows, speed, arguments.json)
             return
         shape = DecoderSizes(arguments.shape)
+        library_bits(shape)
+        if arguments.bits:
+            return
         products(shape, speed)
         others(shape)
         rules(shape)
