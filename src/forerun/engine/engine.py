@@ -22,6 +22,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
+from forerun.engine.continuation import Continuations
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch import Prefetch
@@ -33,7 +34,7 @@ from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
 from forerun.sequence.canvas import Draw
-from forerun.sequence.question import BlankLaws, Question
+from forerun.sequence.question import BlankLaws, Continuation, Question
 
 
 class NoOutcome(ForerunError):
@@ -70,6 +71,7 @@ class Engine:
         self.clock = Clock()
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
+        self._writers: dict[Host, Continuations] = {}
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -78,6 +80,8 @@ class Engine:
     ) -> Host:
         """Make room for a model: `room` slots in every lane."""
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs)
+        if self.rules.by_noise:
+            host.writer = self._writers[host] = Continuations(host)
         self.hosts.append(host)
         return host
 
@@ -143,7 +147,9 @@ class Engine:
         elif prefetched and (begun := [one for one in self.running if prefetched.matches(one)]):
             self._serve(begun, self._finish_prefetched)
         elif self.running:
-            self._serve(self._next_for_forward(), self._forward)
+            served = self._next_for_forward()
+            writing = next_to_write(served)
+            self._serve(writing or served, self._write if writing else self._forward)
         self.clock.total += time.perf_counter() - began
 
     def _next_for_forward(self) -> list[Running]:
@@ -301,6 +307,9 @@ class Engine:
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""
+        return self._answers(served, self._run_plans(served))
+
+    def _run_plans(self, served: list[Running]) -> Tensor:
         host = host_of(served[0])
         plans = [question_of(one).plan for one in served]
         memos = [host.memos[one.lane] for one in served]
@@ -313,7 +322,18 @@ class Engine:
         logits_RV = self._timed_forward(host, batch)
         for memo, plan, start in zip(memos, plans, starts):
             memo.ran(plan, start)
-        return self._answers(served, logits_RV)
+        return logits_RV
+
+    def _write(self, served: list[Running]) -> Sequence[object]:
+        """Let one model write on for all who ask for so many tokens."""
+        host = host_of(served[0])
+        logits_BV = self._run_plans(served)
+        began = time.perf_counter()
+        asked = [continuation_of(one) for one in served]
+        written = self._writers[host].run(asked, [one.lane for one in served], logits_BV)
+        self.clock.mark("forward", host.device)
+        self.clock.forward += time.perf_counter() - began
+        return written
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
         """Answer those whose forward has begun already."""
@@ -418,6 +438,18 @@ def draw_of(one: Running) -> Draw[Any]:
 def question_of(one: Running) -> Question:
     assert isinstance(one.waits_for, Question)
     return one.waits_for
+
+
+def continuation_of(one: Running) -> Continuation:
+    assert isinstance(one.waits_for, Continuation)
+    return one.waits_for
+
+
+def next_to_write(served: Sequence[Running]) -> list[Running]:
+    """Those who want a model to write on, as the first of them does."""
+    asked = [(one, one.waits_for) for one in served if isinstance(one.waits_for, Continuation)]
+    kinds = [(wanted.tokens, wanted.temperature) for _, wanted in asked]
+    return [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
 
 
 def host_of(one: Running) -> Host:

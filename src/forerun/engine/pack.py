@@ -211,9 +211,15 @@ class Tiles(Generic[Array]):
 
 
 def make_tiles(
-    batch: Batch, heads: int, key_heads: int, programs: int, most_rows: int = TILE_ROWS
+    batch: Batch,
+    heads: int,
+    key_heads: int,
+    programs: int,
+    most_rows: int = TILE_ROWS,
+    ahead: int = 0,
 ) -> Tiles[np.ndarray]:
-    """The tiles of a batch, for a device that runs so many programs at a time."""
+    """The tiles of a batch, for a device that runs so many programs at a time; with shares for
+    texts that are so many tokens longer."""
     fold = heads // key_heads
     first, lane = _runs(batch)
     rows = np.diff(first, append=batch.rows_5T.shape[1])
@@ -228,7 +234,7 @@ def make_tiles(
         lane = lane.repeat(tiles)
     bounds = _tile_bounds(batch.rows_5T, first, lane)
     _, _, _, near, lo, far = bounds
-    longest = int((near + far - lo).max())  # slots that one tile looks at
+    longest = int((near + far - lo).max()) + ahead  # slots that one tile looks at
     # A program per share pays while there are few tiles.
     splits = _split_count(-(-longest // SHARE)) if 2 * len(first) * key_heads < programs else 1
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)

@@ -28,7 +28,7 @@ from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
 from forerun.probability.acceptance import Sampler
 from forerun.probability.logits import Warp, warp_columns
-from forerun.probability.noise import Noise, pick, uniforms
+from forerun.probability.noise import FixedNoise, Noise, uniforms
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import LawRows, PendingLaws, gather_rows, made, model_laws
 from forerun.probability.transfer import HostCopy
@@ -78,6 +78,11 @@ class Rules:
         self._not_capturable: set[object] = set()
         self._pool: PoolHandle | None = None
 
+    @property
+    def by_noise(self) -> bool:
+        """Are draws decided by noise, as ever but under certification?"""
+        return self._sampler is Noise
+
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
         """One rule for all who want it."""
         batch = RuleBatch(draws)
@@ -96,7 +101,7 @@ class Rules:
     def _capturable_size(self, batch: RuleBatch) -> ProgramSize | None:
         on_gpu = batch.device.type == "cuda"
         enabled = on_gpu if self._graphs is None else self._graphs
-        if not enabled or self._sampler is not Noise or batch.rule in self._not_capturable:
+        if not enabled or not self.by_noise or batch.rule in self._not_capturable:
             return None
         return ProgramSize.of(batch)
 
@@ -252,25 +257,6 @@ def argument_size(
             return None
         return ArgumentSize("tensor", (length, tensors[0].shape[1]), dtype=tensors[0].dtype)
     return ArgumentSize("tokens", (length,))
-
-
-class FixedNoise:
-    """The `sample` of a program: uniform numbers in fixed memory, one column per call."""
-
-    def __init__(self, u_BC: Tensor):
-        self._u_BC = u_BC
-        self.calls = 0
-
-    def __call__(self, law_BN: Tensor) -> Tensor:
-        return self.many(law_BN[:, None])[:, 0]
-
-    def many(self, law_BKN: Tensor) -> Tensor:
-        size, count, _ = law_BKN.shape
-        u_BK = self._u_BC[:, self.calls : self.calls + count]
-        self.calls += count
-        if u_BK.shape[1] < count:
-            raise NotAble("a rule draws more often than its laws have rows.")
-        return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
 
 
 class RuleProgram:

@@ -212,8 +212,9 @@ class Warp:
         # From the largest down, so that dividing by a tiny temperature cannot overflow.
         logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperature_R1
         if self.top_k:
-            vocab = logits_RV.shape[-1]
-            kept_R1 = torch.where(top_k_R1 > 0, top_k_R1.clamp(max=vocab), vocab).long()
+            # Rows that are not cut keep all; rows that only pad keep whatever there is room for.
+            kept_R1 = torch.where(top_k_R1 > 0, top_k_R1, logits_RV.shape[-1]).long()
+            kept_R1 = kept_R1.clamp(max=self.top_k)
             top_RK = logits_RV.topk(self.top_k, -1).values
             logits_RV = logits_RV.masked_fill(logits_RV < top_RK.gather(-1, kept_R1 - 1), -math.inf)
         p_RV = logits_RV.softmax(-1)

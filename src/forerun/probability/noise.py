@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
 
 _MASK = (1 << 64) - 1
@@ -127,4 +128,23 @@ class Noise:
         size, count, _ = law_BKN.shape
         u_BK = to_device(uniforms(self.draws, self.calls, count), torch.float64, law_BKN.device)
         self.calls += count
+        return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
+
+
+class FixedNoise:
+    """The `sample` of a program: uniform numbers in fixed memory, one column per call."""
+
+    def __init__(self, u_BC: Tensor):
+        self._u_BC = u_BC
+        self.calls = 0
+
+    def __call__(self, law_BN: Tensor) -> Tensor:
+        return self.many(law_BN[:, None])[:, 0]
+
+    def many(self, law_BKN: Tensor) -> Tensor:
+        size, count, _ = law_BKN.shape
+        u_BK = self._u_BC[:, self.calls : self.calls + count]
+        self.calls += count
+        if u_BK.shape[1] < count:
+            raise NotAble("a rule draws more often than its laws have rows.")
         return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
