@@ -19,6 +19,9 @@ def to_device(
     """
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
+    if isinstance(values, np.ndarray):
+        pinned = torch.from_numpy(values).to(dtype).pin_memory()
+        return pinned.to(device, non_blocking=True)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 

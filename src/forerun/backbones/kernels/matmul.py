@@ -228,9 +228,9 @@ def library_product(
     onto: Tensor | None = None,
     parts: bool = False,
 ) -> Tensor:
-    """A product by the library. `parts`: cut where ours are."""
+    """A product by the library. `parts`: cut and added to `onto` as ours are."""
     count, part = parts_of(weight_KN.shape[1], len(weight_KN), gated)
-    if parts and count > 1:
+    if parts and (count > 1 or onto is not None):
         total = torch.mm(x_TK[:, :part], weight_KN[:part], out_dtype=torch.float32)
         for begin in range(part, len(weight_KN), part):
             end = begin + part
