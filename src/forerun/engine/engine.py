@@ -13,8 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ from forerun.engine.prefetch import Prefetch
 from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.logits import ChainRows, edited_logits
+from forerun.probability.logits import edited_logits
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
@@ -366,13 +364,20 @@ class Engine:
         first = 0
         for one, question in zip(served, questions):
             one.last_question = question
-            branches = []
+            answer: list[Tensor | BlankLaws] = []
             for chain in question.chains:
-                rows = RowsRead(logits_RV, edited_RV, first, chain)
-                branches.append(rows)
-                first += chain.rows
-            keep_for_logprobs(question, branches)
-            answers.append([rows.answer(question.with_model_law) for rows in branches])
+                rows = chain.rows
+                law = PendingLaws.of(edited_RV, first, rows, chain.history.sampling)
+                if question.seq.logprobs.wanted and not question.drafting:
+                    branch = len(answer)
+                    logits = logits_RV[first : first + rows]
+                    keep_for_logprobs(question, branch, logits, law)
+                if question.with_model_law:
+                    answer.append(BlankLaws(law, PendingLaws.of(logits_RV, first, rows, None)))
+                else:
+                    answer.append(law)
+                first += rows
+            answers.append(answer)
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -383,37 +388,10 @@ def check_coroutine(started: object) -> None:
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
 
 
-@dataclass(frozen=True)
-class RowsRead:
-    """The rows of logits that one branch of a question reads."""
-
-    logits_RV: Tensor
-    edited_RV: Tensor  # after everything that depends on the text so far
-    first: int
-    chain: ChainRows
-
-    @property
-    def logits(self) -> Tensor:
-        return self.logits_RV[self.first : self.first + self.chain.rows]
-
-    @cached_property
-    def law(self) -> Tensor:
-        sampling = self.chain.history.sampling
-        return PendingLaws.of(self.edited_RV, self.first, self.chain.rows, sampling)
-
-    def answer(self, with_model_law: bool) -> Tensor | BlankLaws:
-        if not with_model_law:
-            return self.law
-        own = PendingLaws.of(self.logits_RV, self.first, self.chain.rows, None)
-        return BlankLaws(self.law, own)
-
-
-def keep_for_logprobs(question: Question, branches: Sequence[RowsRead]) -> None:
-    """Keep logits and laws of each branch, if log-probabilities are wanted."""
-    record = question.seq.logprobs
-    if record.wanted and not question.drafting:
-        for branch, (rows, positions) in enumerate(zip(branches, question.positions)):
-            record.answered(branch, positions, rows.logits, made(rows.law))
+def keep_for_logprobs(question: Question, branch: int, logits_NV: Tensor, law_NV: Tensor) -> None:
+    """Keep what one branch of a question read."""
+    positions = question.positions[branch]
+    question.seq.logprobs.answered(branch, positions, logits_NV, made(law_NV))
 
 
 def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
