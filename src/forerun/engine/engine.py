@@ -23,13 +23,12 @@ from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch
-from forerun.engine.prefetch import Prefetch
+from forerun.engine.prefetch import Prefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
 from forerun.probability.logits import edited_logits
 from forerun.probability.noise import Noise
-from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
 from forerun.sequence.canvas import Draw
 from forerun.sequence.question import BlankLaws, Continuation, Question
@@ -284,23 +283,25 @@ class Engine:
             for i, outcome in zip(members, one.outcomes(), strict=True):
                 answers[i] = outcome or NoOutcome()
         if self._prefetched is not None:
-            self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
+            self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
         return answers
 
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
-        if applied.packed.type is not Token or len(served) != len(self.running):
+        if len(served) != len(self.running):
             return
-        drawn_B = applied.column("token")
-        assert drawn_B is not None
-        works_on_its_own = drawn_B.device.type == "cuda"
+        works_on_its_own = applied.packed.tensor.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
-        prefetched = Prefetch.guess(served) if enabled else None
+        prefetched = foresee(served, applied) if enabled else None
         if prefetched is not None:
-            batch = prefetched.batch(drawn_B)
-            prefetched.logits_RV = self._timed_forward(prefetched.host, batch)
+            host = prefetched.host
+            batch = prefetched.batch(applied)
+            if batch.moved is not None and not host.runner.has_captured(batch):
+                return  # only a captured forward takes its positions from the device
+            prefetched.begin()
+            prefetched.logits_RV = self._timed_forward(host, batch)
         self._prefetched = prefetched
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
@@ -341,8 +342,7 @@ class Engine:
         host = prefetched.host
         self.clock.mark("host", host.device)  # the time that the device waited, if it did
         for one in served:
-            plan = prefetched.plans[one]
-            host.memos[one.lane].ran(plan, plan.stored - 1)
+            host.memos[one.lane].ran(*prefetched.foreseen[one])
         return self._answers(served, prefetched.logits_of(served))
 
     def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
@@ -401,11 +401,6 @@ def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
         kind = (draw.rule, *(argument is None for argument in draw.arguments))
         kinds.setdefault(kind, []).append(i)
     return list(kinds.values())
-
-
-def drawn_token(answer: object) -> int:
-    """The token that a sequence drew; 0 stands for one that drew none."""
-    return answer.token if isinstance(answer, Token) else 0
 
 
 def draw_of(one: Running) -> Draw[Any]:

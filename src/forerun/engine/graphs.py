@@ -149,6 +149,11 @@ class StaticBatch(Batch):
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
             self.tokens_T[:rows] = batch.drawn_T
+        if batch.moved is not None:
+            on_T = batch.moved.of_rows(rows)
+            self._rows_6T[POSITION : HORIZON + 1, :rows] += on_T
+            self._rows_6T[5, :rows] += on_T
+            self._bounds_6N[3:, : tiles.count] += batch.moved.of_rows(tiles.count)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 
@@ -204,9 +209,16 @@ class ForwardRunner(Generic[SlotStorage]):
     def _forward_plain(self, batch: Batch) -> Tensor:
         return self.backbone.forward(batch, self.slots)
 
+    def has_captured(self, batch: Batch) -> bool:
+        """Would a forward of this batch be a replay?"""
+        return self.capture_enabled and self._size(batch)[1] in self.captured
+
+    def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
+        tiles = self.tiles(batch, ahead=batch.moved.most if batch.moved is not None else 0)
+        return tiles, CaptureSize.of(batch, tiles)
+
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
-        tiles = self.tiles(batch)
-        size = CaptureSize.of(batch, tiles)
+        tiles, size = self._size(batch)
         if size is None:
             on_start()
             return self._forward_by_kernels(batch, tiles)

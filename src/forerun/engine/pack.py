@@ -52,6 +52,18 @@ class Segment(NamedTuple):
         return self.plan.rows[:, self.start :]
 
 
+class Moved(NamedTuple):
+    """How far the rows of each sequence are to be moved on, on the device."""
+
+    steps_B: Tensor
+    most: int  # that any of them moves
+
+    def of_rows(self, rows: int) -> Tensor:
+        """The steps of every row, where sequences have equally many."""
+        each = rows // len(self.steps_B)
+        return self.steps_B[:, None].expand(-1, each).reshape(-1)
+
+
 class Batch:
     """One forward as data: what a backbone needs to run it (`engine/backbone.py` says how it is
     read). Tensors are made when they are first asked for."""
@@ -60,6 +72,8 @@ class Batch:
     tiles: Tiles[Tensor] | None = None
     # The rows' tokens, where they were drawn on the device and the host does not know them yet.
     drawn_T: Tensor | None = None
+    # and how much further on they stand, where the host does not know that either
+    moved: Moved | None = None
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         """`work` is (lane, plan, first row that must run) of every sequence."""

@@ -56,10 +56,9 @@ class Applied:
         self.count = count  # sequences; what is behind them pads
         self._copy = copy
 
-    def column(self, name: str) -> Tensor | None:
-        """A column of the outcome on the device, if it has one of this name."""
-        column = self.packed.outcome.columns().get(name)
-        return None if column is None else column[: self.count]
+    def column(self, name: str) -> Tensor:
+        """A column of the outcome, on the device."""
+        return self.packed.outcome.columns()[name][: self.count]
 
     def outcomes(self) -> list[Outcome | None]:
         """Every sequence's outcome, as soon as it has arrived; None where a law had no mass."""

@@ -63,6 +63,9 @@ class JacobiStep(Verdict):
     """A verdict on a guess, and the likeliest token at every place: the next guess."""
 
     likeliest: list[int]
+    # The next guess as it is if places that nothing is known about repeat the token before them. A
+    # forward of it can begin before the host knows it.
+    repeated: list[int]
 
 
 @dataclass(frozen=True)
