@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.probability.pending import made
 from forerun.sequence.trace import Event, Trace
 
 TOP = 5  # candidates kept of every law
@@ -72,6 +73,7 @@ class Recorder:
 
     def drafted(self, positions: Sequence[int], tokens: Sequence[int], q_KV: Tensor | None) -> None:
         """These tokens are judged next; q are the laws they were drawn from, None for a guess."""
+        q_KV = None if q_KV is None else made(q_KV)
         self._drafted = {
             int(position): (int(token), None if q_KV is None else q_KV[i])
             for i, (position, token) in enumerate(zip(positions, tokens))

@@ -146,6 +146,7 @@ export class Run {
     this.end = line;
     this.clear(() => true);
     if (line.stats?.forwards) this.totals.forward = line.stats.forwards;
+    if (line.stats?.draft_forwards) this.totals.drafts = line.stats.draft_forwards;
   }
 
   // Set what the next forward will clear.
