@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.helpers import ROOT
+
 ENDED = ".player[aria-busy=false]"
 # Notes how many tokens stand there whenever that changes.
 COUNT_TOKENS = """() => {
@@ -450,6 +452,15 @@ def test_a_trace_can_be_dropped_anywhere(watched):
     panel = page.locator("#panel-replay")
     panel.get_by_label("To the end").click()
     assert panel.locator(".tokens .token").count() == 10
+
+
+def test_a_replay_of_the_gallery_plays(watched, picture):
+    page = watched.open("replay")
+    panel = replay(page, ROOT / "docs" / "gallery" / "specdiff.html")
+    for _ in range(6):
+        panel.get_by_label("One forward on").click()
+    assert panel.locator(".tokens .r-accepted").count() > 0
+    picture(page, "replay")
 
 
 def test_a_run_is_saved_as_a_trace_and_as_a_page_that_plays_alone(watched, tmp_path):

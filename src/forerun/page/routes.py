@@ -16,7 +16,7 @@ from forerun.requests.traces import Line
 from forerun.serve.encoding import JsonResponse
 from forerun.serve.errors import ApiError
 from forerun.serve.server import check_key, client_of, server_of
-from forerun.serve.sse import DONE, event
+from forerun.serve.sse import DONE, event, unless_gone
 from forerun.serve.wire import Wire
 
 POLICY = (
@@ -81,7 +81,13 @@ async def load(body: LoadRequest, request: Request) -> Response:
 
 @asks.post("/page/run")
 async def run(body: runs.RunsRequest, request: Request) -> Response:
-    started = await runs.start(server_of(request), body, client_of(request))
+    starting = asyncio.ensure_future(runs.start(server_of(request), body, client_of(request)))
+    try:
+        started = await unless_gone(request, starting)
+    except BaseException:
+        if starting.done() and not starting.cancelled() and starting.exception() is None:
+            runs.close(starting.result())  # it began in the very moment
+        raise
     return LineStream(request, runs.lines(started), partial(runs.close, started))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,19 +69,28 @@ async def start(server: Server, request: RunsRequest, client: str) -> list[Start
         await server.models.loaded(run.model)
         submitting = partial(submit, run, how)
         asks.append(Ask(submitting, run.model, run.samples, client, kind="run"))
-    begun = await asyncio.gather(*map(server.decodings.start, asks), return_exceptions=True)
-    decodings = [one for one in begun if isinstance(one, Decoding)]
-    failed = [one for one in begun if isinstance(one, BaseException)]
-    if failed:
-        for decoding in decodings:
-            decoding.close()
-        raise failed[0]
+    decodings = await together([server.decodings.start(ask) for ask in asks])
     started: list[Started] = []
     first = 0
     for decoding in decodings:
         started.append(Started(decoding, first))
         first += len(decoding.jobs)
     return started
+
+
+async def together(starting: Sequence[Coroutine[Any, Any, Decoding]]) -> list[Decoding]:
+    """Begin several decodings. If one cannot, or nobody waits any more, none goes on."""
+    tasks = [asyncio.ensure_future(one) for one in starting]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None:
+                task.result().close()
+        raise
 
 
 def submit(run: RunRequest, how: How, model: Model) -> Jobs:
