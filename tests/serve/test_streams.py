@@ -70,12 +70,12 @@ def wait_until(true, seconds=10):
 def test_a_client_that_goes_away_frees_its_lane_at_once(slowly, killed):
     client = open_stream(slowly)
     assert busy_lanes(slowly) == 1
+    [decoding] = slowly.server.decodings.running
     if killed:  # what the kernel sends for a process that was killed with much unread
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    began = time.monotonic()
     wait_until(lambda: busy_lanes(slowly) == 0)
-    assert time.monotonic() - began < 1, "the text would have taken longer"
+    assert decoding.jobs.tokens < 150, "it ended in the middle"
     slowly.settled("plain")
 
 
