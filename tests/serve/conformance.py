@@ -41,7 +41,7 @@ def client_program(name):
     return str(program)
 
 
-def run(*words, seconds=280, **variables):
+def run(*words, seconds=600, **variables):
     environment = {**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1", **variables}
     environment.pop("PYTHONPATH", None)
     words = list(map(str, words))

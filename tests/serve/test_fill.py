@@ -100,7 +100,8 @@ def test_llama_cpps_interface_answers_as_it_does(server, name):
     streamed = server.post("/infill", {**body, "stream": True}).text
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert "".join(chunk["content"] for chunk in chunks) == r["content"]
-    assert [chunk["stop"] for chunk in chunks][-1] is True
+    assert [chunk["stop"] for chunk in chunks][-1] is True and "[DONE]" not in streamed
+    assert server.post("/infill", {**body, "n_predict": 0}).json()["content"] == ""
 
 
 def test_texts_with_holes_come_back_with_their_joint_densities(server):

@@ -27,7 +27,7 @@ def start(port, *flags):
         env=environment,
         cwd=ROOT,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:

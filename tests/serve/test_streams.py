@@ -43,7 +43,7 @@ def slowly():
 def open_stream(live, body=LONG):
     """A client by hand: its socket, once the first piece has come."""
     content = json.dumps(body).encode()
-    client = socket.create_connection(("127.0.0.1", live.port), timeout=20)
+    client = socket.create_connection(("127.0.0.1", live.port), timeout=90)
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     received = b""
@@ -70,12 +70,12 @@ def wait_until(true, seconds=10):
 def test_a_client_that_goes_away_frees_its_lane_at_once(slowly, killed):
     client = open_stream(slowly)
     assert busy_lanes(slowly) == 1
+    [decoding] = slowly.server.decodings.running
     if killed:  # what the kernel sends for a process that was killed with much unread
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    began = time.monotonic()
     wait_until(lambda: busy_lanes(slowly) == 0)
-    assert time.monotonic() - began < 1, "the text would have taken longer"
+    assert decoding.jobs.tokens < 150, "it ended in the middle"
     slowly.settled("plain")
 
 
@@ -207,6 +207,7 @@ def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
     app = create_app(server.settings, server=server)
 
     async def ask():
+        await server.models.loaded("plain")
         with pytest.raises(asyncio.CancelledError):
             await ask_directly(app, {**LONG, "max_tokens": 40}, Stuck())
         assert not server.decodings.running
@@ -225,6 +226,7 @@ def test_readers_who_take_nothing_keep_nobody_waiting():
         taken.append(message)
 
     async def ask():
+        await server.models.loaded("plain")
         body = {**LONG, "max_tokens": 20}
         stuck = [asyncio.create_task(ask_directly(app, body, Stuck())) for _ in range(5)]
         while len(server.decodings.running) < 2:  # as many as may be inside

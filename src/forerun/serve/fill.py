@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
@@ -104,6 +104,8 @@ async def fim_completions(body: FimRequest, request: Request) -> Response:
 @router.post("/infill")
 async def llama_infill(body: LlamaInfillRequest, request: Request) -> Response:
     """Fill the gap between a prefix and a suffix (llama.cpp's interface)."""
+    if body.n_predict == 0:  # editors fill llama.cpp's cache like this
+        return JsonResponse({"content": "", "stop": True, "tokens_predicted": 0})
     before = "".join(f"{file.text}\n" for file in body.input_extra)
     given = body.model_dump(include=set(Sampled.model_fields), exclude_none=True)
     if body.seed is not None and body.seed < 0:
@@ -223,6 +225,10 @@ class FilledStream:
     shape: Shape
     stops: Sequence[str]
 
+    @property
+    def end_mark(self) -> bytes:
+        return self.shape.end_mark
+
     def opening(self) -> Iterable[Any]:
         return ()
 
@@ -241,9 +247,10 @@ class FilledStream:
 
 @dataclass
 class LlamaFill:
-    """Answers in the shape of llama.cpp's server."""
+    """Answers in the shape of llama.cpp's server, whose own streams have no end mark."""
 
     decoding: Decoding
+    end_mark: ClassVar[bytes] = b""
 
     def opening(self) -> Iterable[Any]:
         return ()

@@ -27,6 +27,7 @@ class Answer(ABC):
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
+    end_mark = b"data: [DONE]\n\n"
 
     @abstractmethod
     def choice(self, index: int, result: Result) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from forerun.serve.streams import Ask, Decoding, Decodings, Text, Traced, first_
 
 PING_EVERY = 15.0  # seconds without a word
 LOOK_EVERY = 1.0  # seconds
-DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 T = TypeVar("T")
@@ -126,6 +125,10 @@ async def whole(request: Request, decoding: Decoding) -> list[list[Result]]:
 class Shape(Protocol):
     """How an interface writes a stream. Every method gives what one or more events hold."""
 
+    @property
+    def end_mark(self) -> bytes:
+        """What follows the last event."""
+
     def opening(self) -> Iterable[Any]: ...
 
     def piece(self, index: int, text: str) -> Any: ...
@@ -136,7 +139,7 @@ class Shape(Protocol):
 
 
 async def streamed(decoding: Decoding, shape: Shape, traces: bool = False) -> AsyncIterator[bytes]:
-    """The events of an answer, with OpenAI's end mark. An error is the last event but that."""
+    """The events of an answer, and the end mark. An error is the last event."""
     try:
         for value in shape.opening():
             yield event(value)
@@ -153,4 +156,4 @@ async def streamed(decoding: Decoding, shape: Shape, traces: bool = False) -> As
             yield event(value)
     except Exception as error:
         yield event(as_api_error(error).body())
-    yield DONE
+    yield shape.end_mark
