@@ -42,6 +42,13 @@ HALF = torch.bfloat16
 CONTEXT = 1024
 TURNS = 7  # in which forwards are timed
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512)
+SHARES: dict[str, dict[str, Any]] = {
+    "ar": {},
+    "jacobi": {"block": 16},
+    "lookup": {},
+    "lookahead": {},
+    "multiblock": {},
+}
 METHODS: list[tuple[str, str, dict[str, Any]]] = [
     ("zoo:ar", "lookup", {}),
     ("zoo:ar", "speculative", {"draft": "zoo:drafter"}),
@@ -167,19 +174,19 @@ def side_by_side(network: Any, model: forerun.Model, compiled: bool) -> dict[str
 
 
 def shares(model: forerun.Model) -> list[dict[str, Any]]:
-    """Where the time of greedy decoding goes, alone and at batch 32."""
+    """Where the time of greedy decoding goes, alone and in batches."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(10, 50_000, CONTEXT).tolist() for _ in range(32)]
     rows = []
-    for batch in (1, 32):
-        for name, options in (("ar", {}), ("jacobi", {"block": 16})):
+    for batch in (1, 8, 32):
+        for name, options in SHARES.items():
             [split] = time_splits(
                 model,
                 [(name, options)],
                 prompts[:batch],
                 batch=batch,
-                turns=3,
-                max_tokens=64,
+                turns=2,
+                max_tokens=128,
                 ignore_eos=True,
             )
             rows.append(

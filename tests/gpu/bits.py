@@ -10,6 +10,7 @@ import argparse
 import inspect
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,8 +54,9 @@ def prompts(count: int) -> list[str]:
 
 
 def loaded(name: str, dtype: str) -> forerun.Model:
-    """A model of the zoo, or one of a shape with random weights: bits need no sense."""
-    if name.startswith("zoo:"):
+    """A model of the zoo, a checkpoint, or one of a shape with random weights: bits need no
+    sense."""
+    if name.startswith("zoo:") or Path(name).exists():
         return forerun.load(name, dtype=dtype, max_context=1024, lanes=32, deterministic=True)
     return random_model(
         name, torch.device("cuda"), getattr(torch, dtype), 32, 1024, deterministic=True

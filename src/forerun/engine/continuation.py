@@ -238,8 +238,12 @@ class WritingProgram:
         drawn = []
         for i in range(self.size.tokens):
             self._logits_kBV[i] = logits_BV
-            law_BV = tempered(self.size.warp.laws(logits_BV, columns_4B), self.size.temperature)
-            token_B = sample_token(law_BV, noise).columns()["token"]
+            if self.size.warp.warm:
+                law_BV = tempered(self.size.warp.laws(logits_BV, columns_4B), self.size.temperature)
+                token_B = sample_token(law_BV, noise).columns()["token"]
+            else:  # what a draw from laws that are certain gives
+                best_B, token_B = logits_BV.max(-1)
+                token_B = torch.where(best_B > -torch.inf, token_B, -1)
             drawn.append(token_B)
             if i + 1 < self.size.tokens:
                 self._fixed.set_tokens(token_B.clamp(0, vocab - 1), steps=min(i, 1))

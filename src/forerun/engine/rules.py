@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -185,7 +185,7 @@ class ProgramSize:
     batch: int
     arguments: tuple[ArgumentSize, ...]
     vocab: int
-    dtype: torch.dtype  # of the logits
+    dtypes: tuple[torch.dtype, ...]  # of the logits
     warp: Warp
 
     @classmethod
@@ -206,14 +206,15 @@ class ProgramSize:
             if argument is None:
                 return None
             arguments.append(argument)
-        logits = batch.sources[names[0]][0].parts[0].logits_RV
+        vocab = batch.sources[names[0]][0].parts[0].logits_RV.shape[1]
         samplings = [draw.seq.history.sampling for draw in batch.draws]
         size = BATCHES[bisect_left(BATCHES, count)]
         rows = sum(a.rows for a in arguments if a.kind.endswith("laws"))
-        if size * rows * logits.shape[1] * 4 > MOST_BYTES:
+        if size * rows * vocab * 4 > MOST_BYTES:
             return None
-        warp = Warp.of(samplings, logits.shape[1])
-        return cls(batch.rule, size, tuple(arguments), logits.shape[1], logits.dtype, warp)
+        dtypes = tuple(dtype_of(column) for column in batch.sources.values())
+        warp = Warp.of(samplings, vocab)
+        return cls(batch.rule, size, tuple(arguments), vocab, dtypes, warp)
 
 
 def is_pending(column: Sequence[object]) -> bool:
@@ -229,6 +230,12 @@ def name_of(column: Sequence[PendingLaws]) -> tuple[tuple[int, ...], ...]:
         for b, laws in enumerate(column)
         for part in laws.parts
     )
+
+
+def dtype_of(column: Sequence[PendingLaws]) -> torch.dtype:
+    """The kind of number that holds all logits of some laws: edited ones are float32 at least."""
+    dtypes = {part.logits_RV.dtype for laws in column for part in laws.parts}
+    return reduce(torch.promote_types, dtypes)
 
 
 def longest(column: Sequence[object]) -> int:
@@ -285,10 +292,8 @@ class RuleProgram:
         self._noise_BC = noise_S.view(torch.float64).view(size.batch, self._calls)
         self._warp_4B = warp_S.view(torch.float64).view(4, size.batch)
         self._logits = [
-            torch.zeros(
-                size.batch, self._law_rows(index), size.vocab, dtype=size.dtype, device=device
-            )
-            for index in range(sources)
+            torch.zeros(size.batch, self._law_rows(index), size.vocab, dtype=dtype, device=device)
+            for index, dtype in enumerate(size.dtypes)
         ]
         self._tensors = [
             torch.zeros(size.batch, *a.shape, dtype=a.dtype, device=device)
