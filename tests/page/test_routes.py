@@ -7,9 +7,6 @@ import re
 from functools import cache
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the page needs forerun[serve]")
-
 from fastapi.testclient import TestClient
 
 from forerun.page import assets

@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the page needs forerun[serve]")
-
 from forerun.errors import BadOption
 from forerun.page import runs
 from forerun.serve.server import Server

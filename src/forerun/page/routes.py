@@ -16,13 +16,14 @@ from forerun.requests.traces import Line
 from forerun.serve.encoding import JsonResponse
 from forerun.serve.errors import ApiError
 from forerun.serve.server import check_key, client_of, server_of
-from forerun.serve.sse import DONE, event, unless_gone
+from forerun.serve.sse import event, unless_gone
 from forerun.serve.wire import Wire
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
