@@ -38,7 +38,7 @@ class Site:
         return len(engine.free_lanes) == engine.lanes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site():
     import uvicorn
 
@@ -63,7 +63,7 @@ def site():
     thread.join(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, an event loop runs in this thread
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
