@@ -13,6 +13,8 @@ import numpy as np
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
 from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.constraints.spec import ConstraintSpec
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
 from forerun.drafters.base import Drafter
 from forerun.drafters.lookup import LookupDrafter
@@ -242,6 +244,9 @@ class Model:
         self._host: Host | None = None
         self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
         self._draft_models: dict[str, Model] = {}
+        self.vocabulary: Vocabulary | None = None
+        if tokenizer is not None:
+            self.vocabulary = Vocabulary(self.vocab, tokenizer)
 
     def twin(self, lanes: int = 1, *, threaded: bool = True) -> Model:
         """The same weights behind an engine of their own."""
@@ -335,6 +340,11 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | ConstraintSpec | None = None,
+        choices: Sequence[str] | None = None,
+        grammar_engine: str = "llguidance",
         progress: Progress = None,
         **options: Any,
     ) -> Any:
@@ -393,6 +403,11 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | ConstraintSpec | None = None,
+        choices: Sequence[str] | None = None,
+        grammar_engine: str = "llguidance",
         **options: Any,
     ) -> Stream:
         """Text as it is decided, piece by piece; for several prompts, pairs (index, piece).

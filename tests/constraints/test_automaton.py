@@ -16,13 +16,14 @@ from forerun.constraints.automaton import (
     without_ends,
 )
 from forerun.constraints.regular import language_of_choices, language_of_regex
-from forerun.constraints.vocabulary import Vocabulary, vocabulary_of
+from forerun.constraints.spelling import Spelling, spelling_of
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption, NotAble
 from tests.helpers import ROOT
 
 # Tokens that overlap, cut a character in two, stand for nothing, and one that is no start.
 TOKENS = [b"a", b"b", b"ab", b"ba", b"abb", None, "é".encode(), "é".encode()[:1], "é".encode()[1:]]
-VOCABULARY = Vocabulary(TOKENS)
+SPELLING = Spelling(TOKENS)
 
 
 def texts_of(automaton, length, vocab=len(TOKENS)):
@@ -32,12 +33,14 @@ def texts_of(automaton, length, vocab=len(TOKENS)):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("regex", ["(ab)*", "a?b{1,3}", "[^b]+", ".", "é|ab|b", "(a|b)*abb", "", "b+(ab)?"])
+@pytest.mark.parametrize(
+    "regex", ["(ab)*", "a?b{1,3}", "[^b]+", ".", "é|ab|b", "(a|b)*abb", "", "b+(ab)?"]
+)
 def test_a_token_automaton_accepts_what_the_expression_matches(regex):
     import re
 
     language = language_of_regex(regex)
-    automaton = token_automaton(language, VOCABULARY)
+    automaton = token_automaton(language, SPELLING)
     for length in range(4):
         for tokens in itertools.product(range(len(TOKENS)), repeat=length):
             spelled = [TOKENS[token] for token in tokens]
@@ -53,7 +56,7 @@ def test_a_token_automaton_accepts_what_the_expression_matches(regex):
 
 
 def test_tokens_that_do_the_same_everywhere_are_one_class():
-    letters = Vocabulary([bytes([byte]) for byte in b"abcdefgh01"])
+    letters = Spelling([bytes([byte]) for byte in b"abcdefgh01"])
     automaton = token_automaton(language_of_regex("[a-h]+[01]"), letters)
     assert automaton.next_SC.shape[1] == 3  # letters, digits, and what leads nowhere
     assert len(set(automaton.class_V[:8])) == 1
@@ -74,20 +77,22 @@ def test_anchors_at_the_ends_say_nothing_new_and_an_escaped_one_is_a_letter():
 def test_choices_need_no_extra_and_may_begin_alike(monkeypatch):
     monkeypatch.setattr(regular, "compiled", None)
     language = language_of_choices(("ab", "abb", "é"))
-    accepted = [text for text in ("a", "ab", "abb", "é", "b", "") if language.accepts(text.encode())]
+    accepted = [
+        text for text in ("a", "ab", "abb", "é", "b", "") if language.accepts(text.encode())
+    ]
     assert accepted == ["ab", "abb", "é"]
     assert automaton_of_choices([b"", b"a"]).accepts(b"")
 
 
 def test_the_lengths_of_a_language_are_those_of_its_texts():
-    automaton = token_automaton(language_of_choices(("abb", "ab")), VOCABULARY)
+    automaton = token_automaton(language_of_choices(("abb", "ab")), SPELLING)
     assert automaton.lengths(5) == [1, 2, 3]  # abb; ab; a b; ab b, a b b
-    assert token_automaton(language_of_regex("(bb)+"), VOCABULARY).lengths(5) == [2, 4]
-    assert token_automaton(language_of_choices(("xyz",)), VOCABULARY).lengths(5) == []
+    assert token_automaton(language_of_regex("(bb)+"), SPELLING).lengths(5) == [2, 4]
+    assert token_automaton(language_of_choices(("xyz",)), SPELLING).lengths(5) == []
 
 
 def test_no_way_counts_on_a_token_that_is_never_written():
-    automaton = token_automaton(language_of_choices(("abb", "bab")), VOCABULARY)
+    automaton = token_automaton(language_of_choices(("abb", "bab")), SPELLING)
     possible_V = np.ones(len(TOKENS), bool)
     possible_V[[0, 4]] = False  # neither a nor abb
     less = restricted(automaton, possible_V)
@@ -98,7 +103,7 @@ def test_no_way_counts_on_a_token_that_is_never_written():
 
 
 def test_a_text_may_end_before_its_last_place_and_only_where_the_language_does():
-    automaton = with_ends(token_automaton(language_of_regex("(ab)+"), VOCABULARY), [5])
+    automaton = with_ends(token_automaton(language_of_regex("(ab)+"), SPELLING), [5])
     assert automaton.accepts([2, 5, 1, 7])  # after the end comes anything
     assert automaton.accepts([2, 2])  # or nothing
     assert not automaton.accepts([0, 5, 1])
@@ -159,9 +164,9 @@ def test_the_worker_imports_nothing_of_the_package():
 
 def test_a_byte_level_vocabulary_spells_what_the_tokenizer_writes():
     tokenizer = tiny.tokenizer()
-    vocabulary = vocabulary_of(tokenizer, len(tokenizer))
+    spelling = spelling_of(Vocabulary(len(tokenizer), tokenizer))
     for text in ("def f(x):\n    return x", "naïve – 🙂", "  two  spaces"):
-        assert vocabulary.spell(tokenizer(text).input_ids).decode() == text
+        assert spelling.spell(tokenizer(text).input_ids).decode() == text
 
 
 def test_sentencepiece_tokens_are_spaces_bytes_and_text():
@@ -174,8 +179,8 @@ def test_sentencepiece_tokens_are_spaces_bytes_and_text():
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    vocabulary = vocabulary_of(tokenizer, 6)
-    assert vocabulary.tokens == [None, b" the", b"\xc3", b"\xa9", b"x", None]
+    spelling = spelling_of(Vocabulary(6, tokenizer))
+    assert spelling.tokens == [None, b" the", b"\xc3", b"\xa9", b"x", None]
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_is_refused():
@@ -185,6 +190,6 @@ def test_a_tokenizer_whose_bytes_are_unknown_is_refused():
     backend = Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     with pytest.raises(NotAble, match="WordPiece"):
-        vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend), 2)
+        spelling_of(Vocabulary(2, PreTrainedTokenizerFast(tokenizer_object=backend)))
     with pytest.raises(NotAble, match="fast tokenizer"):
-        vocabulary_of(object(), 2)
+        spelling_of(Vocabulary(2, object()))

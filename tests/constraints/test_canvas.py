@@ -11,15 +11,15 @@ from forerun.constraints.automaton import token_automaton, with_ends, without_en
 from forerun.constraints.base import tokens_of
 from forerun.constraints.canvas import OPEN, OnCanvas, Stretch
 from forerun.constraints.regular import language_of_choices, language_of_regex
-from forerun.constraints.vocabulary import Vocabulary
+from forerun.constraints.spelling import Spelling
 
 TOKENS = [b"a", b"b", b"ab", None]
-VOCABULARY = Vocabulary(TOKENS)
+SPELLING = Spelling(TOKENS)
 REGEXES = ["(ab)*", "a?b{1,3}", "(a|b)*abb", "a*|b*", "(aa)*b"]
 
 
 def automaton_of(regex):
-    return token_automaton(language_of_regex(regex), VOCABULARY)
+    return token_automaton(language_of_regex(regex), SPELLING)
 
 
 def completions(automaton, tokens):
@@ -85,7 +85,7 @@ def test_rows_behind_an_impossible_token_are_free():
 def test_every_hole_has_its_own_language_and_free_blanks_have_none():
     holes = [
         Stretch(1, 3, automaton_of("a*")),
-        Stretch(4, 5, token_automaton(language_of_choices(("b", "ab")), VOCABULARY)),
+        Stretch(4, 5, token_automaton(language_of_choices(("b", "ab")), SPELLING)),
     ]
     constraint = OnCanvas(holes, [1, OPEN, OPEN, 1, OPEN, OPEN], len(TOKENS))
     assert allowed(constraint, 1) == {0}
@@ -134,7 +134,7 @@ def test_a_decision_that_leaves_no_completion_is_our_own_mistake():
 def test_a_large_automaton_is_fast_enough_for_every_forward():
     """150 states and 24 places: about 3 ms on the machine this was written on; the limit leaves
     room for slower ones."""
-    letters = Vocabulary([bytes([byte]) for byte in range(32, 127)] + [b"ab", b"  ", b"the"])
+    letters = Spelling([bytes([byte]) for byte in range(32, 127)] + [b"ab", b"  ", b"the"])
     automaton = token_automaton(language_of_regex("([a-z]{1,10} ){13}[0-9]+"), letters)
     assert automaton.states > 140
     best = np.inf

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from forerun.constraints.vocabulary import Vocabulary
+from forerun.constraints.spelling import Spelling
 from forerun.errors import BadOption
 
 BYTES = 256
@@ -124,14 +124,14 @@ def unpacked(words: np.ndarray, count: int) -> np.ndarray:
     return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").view(bool)
 
 
-def token_automaton(language: ByteAutomaton, vocabulary: Vocabulary) -> TokenAutomaton:
+def token_automaton(language: ByteAutomaton, spelling: Spelling) -> TokenAutomaton:
     """What every token does from every state, with tokens that do the same in one class."""
-    if language.states * len(vocabulary) > MOST_CELLS:
+    if language.states * len(spelling) > MOST_CELLS:
         raise BadOption(
-            f"the constraint has {language.states} states, and with {len(vocabulary)} tokens at "
-            f"most {MOST_CELLS // len(vocabulary)} can be held: make it simpler."
+            f"the constraint has {language.states} states, and with {len(spelling)} tokens at "
+            f"most {MOST_CELLS // len(spelling)} can be held: make it simpler."
         )
-    tokens, next_ST = _walk(language, vocabulary)
+    tokens, next_ST = _walk(language, spelling)
     rng = np.random.default_rng(0)
     weight_S = rng.integers(1, 1 << 62, language.states, np.uint64) | np.uint64(1)
     hash_T = weight_S @ next_ST.astype(np.uint64)
@@ -139,13 +139,13 @@ def token_automaton(language: ByteAutomaton, vocabulary: Vocabulary) -> TokenAut
     next_SC = next_ST[:, first_C]
     assert (next_SC[:, class_T] == next_ST).all(), "two classes of tokens have one hash"
     dead_S1 = np.full((language.states, 1), language.states, next_SC.dtype)
-    class_V = np.zeros(len(vocabulary), np.int32)
+    class_V = np.zeros(len(spelling), np.int32)
     class_V[tokens] = 1 + class_T
     next_SC = np.concatenate([dead_S1, next_SC], 1).astype(np.int32)
     return TokenAutomaton(next_SC, class_V, language.final_S, language.start)
 
 
-def _walk(language: ByteAutomaton, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+def _walk(language: ByteAutomaton, spelling: Spelling) -> tuple[np.ndarray, np.ndarray]:
     """Tokens that lead from some state to a live one, and to which: [S, T].
 
     The tree of tokens is walked level by level from all states at once. Nodes that are dead from
@@ -158,7 +158,7 @@ def _walk(language: ByteAutomaton, vocabulary: Vocabulary) -> tuple[np.ndarray, 
     place_N = np.zeros(1, np.int64)  # where each node of the level before is in it; -1 if left out
     tokens = []
     columns = []
-    for level in vocabulary.levels:
+    for level in spelling.levels:
         kept_N = np.flatnonzero(place_N[level.parent_N] >= 0)
         parent_N = place_N[level.parent_N[kept_N]]
         state_SN = table_SB[state_SN[:, parent_N], level.byte_N[kept_N]]

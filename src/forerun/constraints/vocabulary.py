@@ -1,118 +1,59 @@
-"""What every token of a tokenizer writes, as bytes, and the tree of all of them.
-
-V tokens, N nodes of one level of the tree.
-"""
+"""What tokens spell, for engines that read grammars."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
-import numpy as np
+Made = TypeVar("Made")
 
-from forerun.errors import NotAble
-
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-WORD_START = "\u2581"  # what SentencePiece writes for a space
-
-
-class Level(NamedTuple):
-    """The nodes of one depth: each is a node of the level before it and one byte more."""
-
-    parent_N: np.ndarray  # index into the level before
-    byte_N: np.ndarray
-    node_T: np.ndarray  # the nodes where tokens end, and which tokens
-    token_T: np.ndarray
+MOST_KEPT = 256  # things made for one vocabulary, such as compiled grammars
 
 
 class Vocabulary:
-    """The bytes of every token; None where a token stands for no text."""
+    """The tokens of a model: its tokenizer, or the bytes that each token spells.
 
-    def __init__(self, tokens: Sequence[bytes | None]):
-        self.tokens = tokens
-        self.levels = _levels(tokens)
+    `size` is how many tokens the model has. What engines make of a vocabulary is kept with it.
+    """
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+    def __init__(
+        self,
+        size: int,
+        tokenizer: Any | None = None,
+        spelled: Sequence[bytes] | None = None,
+    ):
+        self.size = size
+        self.tokenizer = tokenizer
+        self.spelled = spelled
+        self._made: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
 
-    def spell(self, tokens: Sequence[int]) -> bytes:
-        """The text of some tokens."""
-        return b"".join(self.tokens[token] or b"" for token in tokens)
+    def encode(self, text: str) -> list[int]:
+        """A text as this model usually spells it; without a tokenizer, by the longest tokens."""
+        if self.tokenizer is not None:
+            return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return longest_first(text.encode(), self.spelled or ())
 
-
-def _levels(tokens: Sequence[bytes | None]) -> list[Level]:
-    """The tree of all tokens, level by level: what tokens share is walked once."""
-    ids = np.array([i for i, token in enumerate(tokens) if token], np.int64)
-    node_I = np.zeros(len(ids), np.int64)  # where each token's way has come to
-    levels = []
-    for depth in range(max((len(tokens[i] or b"") for i in ids), default=0)):
-        byte_I = np.array([(tokens[i] or b"")[depth] for i in ids], np.int64)
-        key, node_I = np.unique(node_I * 256 + byte_I, return_inverse=True)
-        ends_I = np.array([len(tokens[i] or b"") == depth + 1 for i in ids], bool)
-        levels.append(Level(key // 256, key % 256, node_I[ends_I], ids[ends_I]))
-        ids = ids[~ends_I]
-        node_I = node_I[~ends_I]
-    return levels
-
-
-def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
-    """The vocabulary of a `transformers` tokenizer, for a model of so many tokens."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise NotAble(
-            f"a constraint needs a fast tokenizer, whose tokens are known byte by byte; this one "
-            f"is a {type(tokenizer).__name__}."
-        )
-    settings = json.loads(backend.to_str())
-    read = _reader(settings.get("decoder") or {})
-    added = {int(one["id"]): one for one in settings.get("added_tokens", ())}
-    tokens: list[bytes | None] = [None] * size
-    for text, token in backend.get_vocab(with_added_tokens=True).items():
-        if token >= size:
-            continue
-        if token not in added:
-            tokens[token] = read(text)
-        elif not added[token]["special"]:  # written as it is
-            tokens[token] = text.encode()
-    return Vocabulary(tokens)
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once for this vocabulary."""
+        with self._lock:
+            if key not in self._made:
+                made = make()
+                while len(self._made) >= MOST_KEPT:
+                    self._made.pop(next(iter(self._made)))
+                self._made[key] = made
+            return self._made[key]
 
 
-def _reader(decoder: dict[str, Any]) -> Any:
-    """How a token's name becomes bytes: byte by byte, or as SentencePiece writes it."""
-    kinds = {decoder.get("type"), *(one["type"] for one in decoder.get("decoders", ()))}
-    if "ByteLevel" in kinds:
-        return _byte_level
-    if kinds & {"Metaspace", "Replace", "ByteFallback"}:
-        return _sentence_piece
-    raise NotAble(
-        f"a constraint needs to know what each token writes, and of a tokenizer with the decoder "
-        f"{decoder.get('type')!r} that is not known."
-    )
-
-
-def _sentence_piece(text: str) -> bytes:
-    found = BYTE_TOKEN.fullmatch(text)
-    if found:
-        return bytes([int(found[1], 16)])
-    return text.replace(WORD_START, " ").encode()
-
-
-def _byte_level(text: str) -> bytes | None:
-    try:
-        return bytes(BYTE_OF[character] for character in text)
-    except KeyError:  # no token of the model's own: it was added to the list as it is
-        return text.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level tokenizers write for bytes (GPT-2's table): printable bytes stand
-    for themselves, the others follow from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_OF = _byte_alphabet()
+def longest_first(text: bytes, spelled: Sequence[bytes]) -> list[int]:
+    """Tokens that spell a text, the longest that fits first; up to where none fits."""
+    found: list[int] = []
+    while text:
+        fitting = [token for token, piece in enumerate(spelled) if piece and text.startswith(piece)]
+        if not fitting:
+            break
+        best = max(fitting, key=lambda token: len(spelled[token]))
+        found.append(best)
+        text = text[len(spelled[best]) :]
+    return found

@@ -123,7 +123,8 @@ class ModelHandle:
         branches = []
         for where, placement in zip(positions, placements, strict=True):
             tokens = [token for _, token in placement]
-            branches.append(Branch(tokens, [len(tokens)] * len(where), where))
+            places = [position for position, _ in placement]
+            branches.append(Branch(tokens, [len(tokens)] * len(where), where, places))
         return await self.ask(seq, plan, branches, with_model_law=True)
 
 

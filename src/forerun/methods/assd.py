@@ -82,7 +82,7 @@ async def self_drafted(
     """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
     is spent on drafting."""
     q: Tensor | None = None
-    while not seq.done:
+    while seq.goes_on():
         first_is_certain = q is None
         if q is None:
             q = await target.marginals(seq, seq.next(options.k))  # lines 5-8

@@ -50,7 +50,7 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     decoding. Above it a guess is a draft that is certain of itself, judged by rejection.
     """
     y: list[int] = []
-    while not seq.done:
+    while seq.goes_on():
         if options.refill or not y:
             y = y + guess(seq, y, options.block - len(y), options.start)
         y = y[: seq.remaining - 1]

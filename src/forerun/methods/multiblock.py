@@ -105,7 +105,7 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
     window: list[BlockDraft] = []
     after: list[int] = []
     pool = run_pool(seq, target, options)
-    while not seq.done:
+    while seq.goes_on():
         if not window:
             window = [BlockDraft(filled(seq, after[: options.block], options))]
         elif options.refill:

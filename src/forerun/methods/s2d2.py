@@ -50,6 +50,7 @@ class S2d2Options(EditingOptions, RoutingOptions):
     reference="ar",
     reason="drafts read the text in blocks, and what the router leaves unverified is decided by "
     "confidence",
+    left_to_right=False,
 )
 async def s2d2(seq: Canvas, target: BlockFiller, options: S2d2Options) -> None:
     """Draft the block; verify its first run of blanks at block size 1, or keep the confident
@@ -126,7 +127,7 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     """
     x: list[int] = []
     q: Tensor | None = None
-    while not seq.done:
+    while seq.goes_on():
         prefixes = drafted_prefixes(len(x), options.ahead)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
         n = await judge(seq, x, q, p, rejection)

@@ -31,7 +31,7 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
-    while not seq.done:
+    while seq.goes_on():
         k = min(options.k, seq.remaining - 1)
         draft = await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
         [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)

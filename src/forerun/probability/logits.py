@@ -3,8 +3,8 @@ from.
 
 R rows of logits, V vocabulary. The order, for every row: allowed tokens and logit bias, minimum
 length, repetition penalty (prompt and output), presence and frequency penalties (output),
-temperature, top-k, top-p, min-p. Temperature 0 is the point mass on the arg max of what stands
-before it. Laws are float32, or float64 where the logits are.
+constraint, temperature, top-k, top-p, min-p. Temperature 0 is the point mass on the arg max of what
+stands before it. Laws are float32, or float64 where the logits are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.base import BITS, Constraint, words
 from forerun.options import Sampling
-from forerun.probability.transfer import to_device
+from forerun.probability.transfer import array_to_device, to_device
 
 
 class TokenHistory:
-    """What the penalties of one sequence look back on: how often each token occurred."""
+    """What the laws of one sequence look back on: how often each token occurred, for penalties, and
+    how far its constraint is, if it has one."""
 
     def __init__(
         self,
@@ -31,12 +33,15 @@ class TokenHistory:
         vocab: int,
         stop_tokens: frozenset[int],
         forbidden: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
     ):
         self.sampling = sampling
         self.vocab = vocab
         self.stop_tokens = stop_tokens
         self.forbidden = forbidden
-        self.edits_logits = sampling.edits_logits or bool(forbidden)
+        self.constraint = constraint
+        self.adds_to_logits = sampling.edits_logits or bool(forbidden)
+        self.edits_logits = self.adds_to_logits or constraint is not None
         self.generated = 0
         self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
         self.in_prompt_V = np.zeros_like(self.in_output_V)
@@ -44,16 +49,21 @@ class TokenHistory:
             np.add.at(self.in_prompt_V, prompt[prompt < vocab], 1)
         self._static: Tensor | None = None
 
-    def add(self, token: int) -> None:
+    def add(self, token: int, position: int = -1) -> None:
+        """A token was decided; its position matters to a constraint only."""
         self.generated += 1
         if self.sampling.penalised:
             self.in_output_V[token] += 1
+        if self.constraint is not None:
+            self.constraint.add(position, token)
 
-    def replace(self, old: int, token: int) -> None:
+    def replace(self, old: int, token: int, position: int = -1) -> None:
         """A token took another's place."""
         if self.sampling.penalised:
             self.in_output_V[old] -= 1
             self.in_output_V[token] += 1
+        if self.constraint is not None:
+            self.constraint.replace(position, token)
 
     def static_V(self, like: Tensor) -> Tensor:
         """Logit bias, allowed and forbidden tokens as one vector to add, made once."""
@@ -81,13 +91,16 @@ class ChainRows:
     prefixes: Sequence[int]
     # how many tokens come before each row's own; without it, all that are known
     ordinals: Sequence[int] | None = None
+    # For constraints: where the chain's tokens stand, and the blank that each row is a law of.
+    places: Sequence[int] = ()
+    positions: Sequence[int] = ()
 
     @property
     def rows(self) -> int:
         return len(self.prefixes)
 
     def edit(self, logits_LV: Tensor) -> Tensor:
-        """The logits after everything that depends on the text so far."""
+        """The logits after everything that depends on the text so far, but for its constraint."""
         sampling = self.history.sampling
         history = self.history
         logits_LV = logits_LV + history.static_V(logits_LV)
@@ -108,6 +121,13 @@ class ChainRows:
                 sampling,
             )
         return logits_LV
+
+    def bitmasks(self) -> np.ndarray:
+        """What the constraint allows, [L, W]; everything if there is none."""
+        constraint = self.history.constraint
+        if constraint is None or not self.rows:
+            return np.full((self.rows, words(self.history.vocab)), -1, np.int32)
+        return constraint.masks(self.tokens, self.places, self.prefixes, self.positions)
 
     def _output_counts(self, length: int) -> np.ndarray:
         counts_V = self.history.in_output_V.copy()
@@ -133,17 +153,18 @@ def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: S
 def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
     read only."""
-    edited = any(chain.history.edits_logits for chain in chains)
     cold = all(chain.history.sampling.temperature == 0 for chain in chains)
-    if cold and not edited:
+    if cold and not any(chain.history.edits_logits for chain in chains):
         return greedy(logits_RV)
     if logits_RV.dtype != torch.float64:
         logits_RV = logits_RV.float()
-    if edited:
+    if any(chain.history.adds_to_logits for chain in chains):
         parts = logits_RV.split([chain.rows for chain in chains])
         logits_RV = torch.cat(
-            [c.edit(p) if c.history.edits_logits and c.rows else p for c, p in zip(chains, parts)]
+            [c.edit(p) if c.history.adds_to_logits and c.rows else p for c, p in zip(chains, parts)]
         )
+    if any(chain.history.constraint is not None for chain in chains):
+        logits_RV = constrained(logits_RV, chains)
     if cold:
         return greedy(logits_RV)
     row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
@@ -152,6 +173,21 @@ def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
         cold_R = to_device([s.temperature == 0 for s in row_sampling], torch.bool, logits_RV.device)
         law_RV = torch.where(cold_R[:, None], greedy(logits_RV), law_RV)
     return law_RV
+
+
+def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The logits of what constraints allow. All masks go to the device in one copy; they are made
+    while it still works on the logits."""
+    masks_RW = np.concatenate([chain.bitmasks() for chain in chains])
+    return logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
+
+
+def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
+    """Bitmasks as truth values, [R, V]."""
+    packed_RW1 = array_to_device(masks_RW, like_RV.device)[:, :, None]
+    bit_B = torch.arange(BITS, dtype=torch.int32, device=like_RV.device)
+    flags_RV = ((packed_RW1 >> bit_B) & 1).view(len(masks_RW), -1)
+    return flags_RV[:, : like_RV.shape[-1]].bool()
 
 
 def greedy(logits_RV: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,12 @@ def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def array_to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The same for an array, which nobody may write to afterwards."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type != "cuda" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:

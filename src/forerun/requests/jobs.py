@@ -24,6 +24,7 @@ from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
 from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
+from forerun.requests.structure import constraint_of
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.logprobs import TokenLogprob
 
@@ -62,7 +63,12 @@ class Job:
         if streams or sampling.stop:
             self.detokenizer = Detokenizer(model.decode, sampling.stop)
         history = TokenHistory(
-            sampling, np.asarray(self.prompt, np.int64), model.vocab, self.stop_tokens, forbidden
+            sampling,
+            np.asarray(self.prompt, np.int64),
+            model.vocab,
+            self.stop_tokens,
+            forbidden,
+            constraint_of(model, request, canvas, forbidden),
         )
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
@@ -82,7 +88,9 @@ class Job:
             self.detokenizer.push(token)
             if self.stopped_by is None:
                 self.stopped_by = self.detokenizer.stopped_by
-        return "stop" if self.stopped_by is not None else None
+        constraint = self.seq.history.constraint
+        finished = constraint is not None and constraint.finished
+        return "stop" if finished or self.stopped_by is not None else None
 
     @property
     def over(self) -> bool:

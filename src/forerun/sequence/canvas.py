@@ -105,6 +105,18 @@ class Canvas:
         """Is at most one blank left?"""
         return len(self.blanks) - self._filled <= 1
 
+    def goes_on(self) -> bool:
+        """Is something left to decide, once the next tokens that a constraint leaves no choice of
+        are placed? Those cost no forward of their own; where log-probabilities are wanted, they get
+        one, as others do."""
+        constraint = self.history.constraint
+        while constraint is not None and not self.done and not self.logprobs.wanted:
+            token = constraint.forced()
+            if token is None:
+                break
+            self.fill(self.next(1), [token], "forced")
+        return not self.done
+
     def next(self, n: int) -> list[int]:
         """The positions of the next n blanks, fewer if fewer are left."""
         if self._decided == self._filled:  # as in left-to-right decoding: all ahead is blank
@@ -148,7 +160,7 @@ class Canvas:
             assert self.tokens[position] == BLANK, f"position {position} is decided already"
             self._check_token(token)
             self.tokens[position] = token
-            self.history.add(token)
+            self.history.add(token, position)
             self._decided += 1
             self.logprobs.decided(position, token, branches[written] if branches else 0)
             written += 1
@@ -183,7 +195,7 @@ class Canvas:
         for (position, token), old in zip(placement, replaced, strict=True):
             assert position >= self.known and old != BLANK, f"position {position} is not editable"
             self.tokens[position] = token
-            self.history.replace(old, token)
+            self.history.replace(old, token, position)
             self.logprobs.decided(position, token)
         tokens = [token for _, token in placement]
         self.trace.record("edited", positions, tokens, rejected=replaced)
@@ -196,8 +208,12 @@ class Canvas:
             reason = self._publish_next_blank()
             self.known += 1
             if reason is None and self.known == len(self.tokens):
-                reason = "length"
+                reason = self._at_full_length()
             self.finish_reason = reason
+
+    def _at_full_length(self) -> str:
+        constraint = self.history.constraint
+        return "length" if constraint is None or constraint.met else "unmet"
 
     def _publish_next_blank(self) -> str | None:
         """If the next final position was a blank, count it. Why the text ends there, if it does."""

@@ -1,0 +1,112 @@
+"""A language from left to right as the constraint of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+import numpy as np
+
+from forerun.constraints.base import Language, State, bitmask, only_token
+
+ANY = -1  # every bit of a word
+
+
+class LeftToRight(Generic[State]):
+    """Rows see the mask of the state that their chain leads to. A row whose state is not known, as
+    tokens before it are still open, is free: what is drafted there is judged by rows that are not.
+
+    `first` is the position of the first blank; all behind it are blanks. Tokens that end the text
+    are allowed where the language accepts it. `possible` are the tokens that may be written at all,
+    as a bitmask.
+    """
+
+    def __init__(
+        self,
+        language: Language[State],
+        first: int,
+        ends: frozenset[int],
+        vocab: int,
+        possible: np.ndarray | None = None,
+    ):
+        self.language = language
+        self.next = first
+        self.ends = ends
+        self._ends_W = bitmask(ends, vocab)
+        self._possible_W = bitmask(range(vocab), vocab) if possible is None else possible
+        self._state: State | None = language.start()
+
+    def masks(
+        self,
+        chain: Sequence[int],
+        places: Sequence[int],
+        prefixes: Sequence[int],
+        positions: Sequence[int],
+    ) -> np.ndarray:
+        masks_LW = np.full((len(prefixes), len(self._ends_W)), ANY, np.int32)
+        states = self._states(chain, max(prefixes, default=0))
+        for row, (length, position) in enumerate(zip(prefixes, positions)):
+            if position == self.next + length and length < len(states):
+                masks_LW[row] = self._mask(states[length])
+        return masks_LW
+
+    def _states(self, chain: Sequence[int], longest: int) -> list[State]:
+        """The states along a chain, up to the first token that is not allowed: what lies behind it
+        cannot be reached, as its law gives that token nothing."""
+        if self._state is None:
+            return []
+        states = [self._state]
+        for token in chain[:longest]:
+            state = self._after(states[-1], token)
+            if state is None:
+                break
+            states.append(state)
+        return states
+
+    def _after(self, state: State, token: int) -> State | None:
+        return None if token in self.ends else self.language.advance(state, token)
+
+    def _mask(self, state: State) -> np.ndarray:
+        mask_W = self._ordinary(state)
+        return mask_W | self._ends_W & self._possible_W if self.language.accepts(state) else mask_W
+
+    def _ordinary(self, state: State) -> np.ndarray:
+        """The tokens that may follow, without those that end the text."""
+        return self.language.allowed(state) & self._possible_W & ~self._ends_W
+
+    def add(self, position: int, token: int) -> None:
+        assert position == self.next, "decided from left to right"
+        self.next += 1
+        if self._state is not None and token not in self.ends:
+            self._state = self.language.advance(self._state, token)
+            if self._state is not None:
+                self.language.settle(self._state)
+
+    def replace(self, position: int, token: int) -> None:
+        raise AssertionError("a text from left to right is not edited")
+
+    def forced(self) -> int | None:
+        if self._state is None:
+            return None
+        token = only_token(self._mask(self._state))
+        return None if token in self.ends else token
+
+    def usable(self, tokens: Sequence[int]) -> int:
+        states = self._states(tokens, len(tokens))
+        count = max(len(states) - 1, 0)
+        ends = count < len(tokens) and tokens[count] in self.ends
+        return count + 1 if ends and self.language.accepts(states[count]) else count
+
+    def likely(self, count: int) -> list[int]:
+        if self._state is None:
+            return []
+        tokens = self.language.guess(self._state)[:count]
+        return tokens[: self.usable(tokens)]
+
+    @property
+    def met(self) -> bool:
+        return self._state is not None and self.language.accepts(self._state)
+
+    @property
+    def finished(self) -> bool:
+        return self.met and self._state is not None and not self._ordinary(self._state).any()

@@ -1,0 +1,113 @@
+"""Grammars read by llguidance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forerun.constraints.base import bitmask, words
+from forerun.constraints.matching import MatcherLanguage
+from forerun.constraints.spec import ConstraintSpec, first_line
+from forerun.constraints.vocabulary import Vocabulary
+from forerun.errors import BadOption
+
+# The work that a grammar may cost: about a second to read, a tenth for a mask.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 5_000_000,
+    "step_lexer_fuel": 1_000_000,
+    "step_max_items": 100_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+
+
+class LlguidanceGrammar:
+    """A compiled grammar; every sequence gets a matcher of its own."""
+
+    def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary):
+        import llguidance
+
+        tokenizer, self._end = vocabulary.once("llguidance", lambda: _tokenizer(vocabulary))
+        self._vocab = vocabulary.size
+        self._matcher = llguidance.LLMatcher(
+            tokenizer, _grammar(spec), log_level=0, limits=llguidance.LLParserLimits(**LIMITS)
+        )
+        error = self._matcher.get_error()
+        if error:
+            raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}")
+
+    def language(self) -> MatcherLanguage:
+        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._vocab, self._end))
+
+
+class _Matcher:
+    def __init__(self, matcher: Any, vocab: int, end: int):
+        self._matcher = matcher
+        self._words = words(vocab)
+        self._ordinary_W = bitmask((t for t in range(vocab) if t != end), vocab)
+
+    def consume(self, token: int) -> bool:
+        return self._matcher.try_consume_tokens([token]) == 1
+
+    def rollback(self, count: int) -> None:
+        self._matcher.rollback(count)
+
+    def allowed(self) -> np.ndarray:
+        mask_W = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words]
+        return mask_W & self._ordinary_W
+
+    def accepts(self) -> bool:
+        return self._matcher.is_accepting()
+
+    def guess(self) -> list[int]:
+        return self._matcher.compute_ff_tokens()
+
+
+def _grammar(spec: ConstraintSpec) -> str:
+    import llguidance
+
+    forms = {"json": "json_schema", "choices": "choice", "ebnf": "gbnf"}
+    try:
+        return llguidance.grammar_from(forms.get(spec.kind, spec.kind), spec.text)  # type: ignore
+    except ValueError as error:
+        raise BadOption(f"{spec.argument}= cannot be used: {first_line(error)}") from None
+
+
+class _Spelled:
+    """A vocabulary without a tokenizer, and a token after its last that stands for the end."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.tokens = [*(vocabulary.spelled or ()), b"<end>"]
+        self.eos_token_id = vocabulary.size
+        self.special_token_ids = [vocabulary.size]
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._vocabulary.encode(text.decode() if isinstance(text, bytes) else text)
+
+
+def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, int]:
+    """The engine's own tokenizer, and the token that it takes for the end of a text."""
+    import llguidance
+    import llguidance.hf
+
+    tokenizer = vocabulary.tokenizer
+    if tokenizer is None:
+        wrapped = llguidance.TokenizerWrapper(_Spelled(vocabulary))
+        return llguidance.LLTokenizer(wrapped), vocabulary.size
+    ends = [tokenizer.eos_token_id, *tokenizer.all_special_ids]
+    end = next((token for token in ends if token is not None), None)
+    if end is None:
+        raise BadOption(
+            "this model's tokenizer has no special token: grammars need one that ends a text."
+        )
+    return llguidance.hf.from_tokenizer(tokenizer, eos_token=end), end
+
+
+def one_line(error: str) -> str:
+    """What an engine says, on one line."""
+    return " ".join(error.split())[:300]

@@ -1,0 +1,61 @@
+"""The constraint of one sequence, from the request that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.constraints.base import Constraint, bitmask
+from forerun.constraints.engines import Grammar, compiled
+from forerun.constraints.left_to_right import LeftToRight
+from forerun.errors import BadOption, NotAble
+from forerun.requests.model import DecodableModel
+from forerun.requests.request import DecodeRequest, stop_tokens
+from forerun.sequence.canvas import BLANK
+
+
+def grammar_of(model: DecodableModel, request: DecodeRequest) -> Grammar | None:
+    """The compiled grammar of a request that has one."""
+    spec = request.sampling.constraint
+    if spec is None:
+        return None
+    if model.vocabulary is None:
+        raise BadOption(
+            f"{spec.argument}= needs a tokenizer, and '{model.name}' has none: use allowed_tokens."
+        )
+    return compiled(spec, model.vocabulary)
+
+
+def constraint_of(
+    model: DecodableModel,
+    request: DecodeRequest,
+    canvas: Sequence[int],
+    forbidden: frozenset[int] = frozenset(),
+) -> Constraint | None:
+    """The constraint of a sequence, at its beginning; None without one."""
+    grammar = grammar_of(model, request)
+    if grammar is None:
+        return None
+    first = list(canvas).index(BLANK)
+    _check_order(request, canvas[first:])
+    allowed = request.sampling.allowed_tokens
+    possible = set(range(model.vocab) if allowed is None else allowed)
+    possible -= forbidden | set(model.family.impossible_tokens)
+    return LeftToRight(
+        grammar.language(),
+        first,
+        stop_tokens(model, request.sampling),
+        model.vocab,
+        bitmask(possible, model.vocab),
+    )
+
+
+def _check_order(request: DecodeRequest, behind: Sequence[int]) -> None:
+    """Refuse a constraint where tokens behind a blank are known before it is decided."""
+    spec = request.sampling.constraint
+    assert spec is not None
+    if not request.method.left_to_right:
+        raise NotAble(
+            f"{spec.argument}=: method={request.method.name!r} does not decide from left to right."
+        )
+    if any(token != BLANK for token in behind):
+        raise NotAble(f"{spec.argument}=: text behind a hole cannot be constrained.")
