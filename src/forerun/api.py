@@ -547,6 +547,10 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        choices: Sequence[str] | None = None,
+        holes: Sequence[Any] | None = None,
         progress: Progress = None,
         **options: Any,
     ) -> Any:
@@ -556,12 +560,16 @@ class Model:
         Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or a list
         of any of these. One `Infilled` each; with n above 1, the n best or n samples. The arguments
         are those of `generate`, less those that say where a text ends.
+
+        `regex`, `choices` or `schema` say what every hole must hold. `holes` says it one by one:
+        [{"choices": ["left", "right"]}, {"regex": "[0-9]+"}, None].
         """
         jobs = self.submit_infill(
             text,
             token_ids=token_ids,
             method=method,
             draft=draft,
+            holes=holes,
             **sampling_arguments(locals()),
             **options,
         )
@@ -575,6 +583,7 @@ class Model:
         token_ids: Any = None,
         method: str | Method | None = None,
         draft: str | Model | None = None,
+        holes: Sequence[Any] | None = None,
         raise_errors: bool = False,
         **options: Any,
     ) -> Jobs:
@@ -588,7 +597,8 @@ class Model:
         infillings: list[RequestJobs] = []
         for one in texts.given:
             try:
-                infillings.append(Infilling(self, request, texts.parse(one), make_drafter))
+                template = texts.parse(one)
+                infillings.append(Infilling(self, request, template, make_drafter, holes))
             except ForerunError as error:
                 if not texts.several:
                     raise

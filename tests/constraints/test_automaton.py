@@ -26,11 +26,9 @@ TOKENS = [b"a", b"b", b"ab", b"ba", b"abb", None, "é".encode(), "é".encode()[:
 SPELLING = Spelling(TOKENS)
 
 
-def texts_of(automaton, length, vocab=len(TOKENS)):
-    return {
-        tokens for tokens in itertools.product(range(vocab), repeat=length)
-        if automaton.accepts(tokens)
-    }  # fmt: skip
+def texts_of(automaton, length):
+    every = itertools.product(range(len(TOKENS)), repeat=length)
+    return {tokens for tokens in every if automaton.accepts(tokens)}
 
 
 @pytest.mark.parametrize(

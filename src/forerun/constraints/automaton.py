@@ -154,7 +154,8 @@ def _walk(language: ByteAutomaton, spelling: Spelling) -> tuple[np.ndarray, np.n
     dead = language.states
     kind = np.int16 if dead < 1 << 15 else np.int32
     table_SB = np.concatenate([language.table_SB, np.full((1, BYTES), dead)]).astype(kind)
-    state_SN = np.arange(dead, dtype=kind)[:, None]  # before the first level: the root alone
+    # Before the first level there is the root alone.
+    state_SN: np.ndarray = np.arange(dead, dtype=kind)[:, None]
     place_N = np.zeros(1, np.int64)  # where each node of the level before is in it; -1 if left out
     tokens = []
     columns = []
@@ -176,11 +177,10 @@ def _walk(language: ByteAutomaton, spelling: Spelling) -> tuple[np.ndarray, np.n
 
 def restricted(automaton: TokenAutomaton, possible_V: np.ndarray) -> TokenAutomaton:
     """The same without tokens that are never written, so that no way counts on them."""
-    class_V = np.where(possible_V, automaton.class_V, 0).astype(np.int32)
-    kept_C, class_V = np.unique(np.append(class_V, 0), return_inverse=True)  # class 0 stays
-    return replace(
-        automaton, next_SC=automaton.next_SC[:, kept_C], class_V=class_V[:-1].astype(np.int32)
-    )
+    left_V = np.where(possible_V, automaton.class_V, 0)
+    kept_C, number_V = np.unique(np.append(left_V, 0), return_inverse=True)  # class 0 stays
+    class_V = number_V[:-1].astype(np.int32)
+    return replace(automaton, next_SC=automaton.next_SC[:, kept_C], class_V=class_V)
 
 
 def with_ends(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:

@@ -72,6 +72,9 @@ class Constraint(Protocol):
     def usable(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first one on, may come next one after the other."""
 
+    def compatible(self, placement: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What of some decisions, (position, token), can stand together: each on its own can."""
+
     @property
     def met(self) -> bool:
         """May the text end here?"""

@@ -97,6 +97,9 @@ class LeftToRight(Generic[State]):
         ends = count < len(tokens) and tokens[count] in self.ends
         return count + 1 if ends and self.language.accepts(states[count]) else count
 
+    def compatible(self, placement: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        return list(placement)  # of one token: nothing is decided at once
+
     def likely(self, count: int) -> list[int]:
         if self._state is None:
             return []

@@ -18,7 +18,7 @@ import numpy as np
 BYTES = 256
 
 
-def compile_regex(regex: str, most_states: int) -> dict[str, np.ndarray]:
+def compile_regex(regex: str, most_states: int) -> dict[str, Any]:
     """States from 0 on, the number of states where there is no way on.
 
     From a state where a text may end, outlines-core leaves out ways to states where it may not:

@@ -26,7 +26,7 @@ from forerun.engine.prefetch import Prefetch
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
 from forerun.probability.acceptance import Sampler
-from forerun.probability.logits import laws_from_logits
+from forerun.probability.logits import ChainRows, laws_from_logits, model_law
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Outcome, PackedOutcome, Token
 from forerun.probability.transfer import HostCopy
@@ -369,7 +369,8 @@ class Engine:
             one.last_question = question
             pairs = [(next(logits), next(laws)) for _ in question.chains]
             keep_for_logprobs(question, pairs)
-            answers.append([answer_of(question, *pair) for pair in pairs])
+            parts = zip(question.chains, pairs)
+            answers.append([answer_of(question, chain, *pair) for chain, pair in parts])
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -388,9 +389,11 @@ def keep_for_logprobs(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]
             record.answered(branch, positions, *pair)
 
 
-def answer_of(question: Question, logits_NV: Tensor, law_NV: Tensor) -> Tensor | BlankLaws:
+def answer_of(
+    question: Question, chain: ChainRows, logits_NV: Tensor, law_NV: Tensor
+) -> Tensor | BlankLaws:
     if question.with_model_law:
-        return BlankLaws(law_NV, logits_NV.to(law_NV.dtype).softmax(-1))
+        return BlankLaws(law_NV, model_law(logits_NV.to(law_NV.dtype), chain))
     return law_NV
 
 

@@ -182,6 +182,13 @@ def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     return logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
 
 
+def model_law(logits_NV: Tensor, chain: ChainRows) -> Tensor:
+    """The model's own law, before any parameter, of what a constraint leaves."""
+    if chain.history.constraint is not None and chain.rows:
+        logits_NV = constrained(logits_NV, [chain])
+    return logits_NV.softmax(-1)
+
+
 def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
     """Bitmasks as truth values, [R, V]."""
     packed_RW1 = array_to_device(masks_RW, like_RV.device)[:, :, None]

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
+from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.holes import Hole
 from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
@@ -37,10 +39,10 @@ class Job:
     """One sequence to decode: its canvas, its text so far, and its ticket in the engine.
 
     `sample` numbers the samples of one prompt. With `streams`, text is made as tokens come.
-    `forbidden` tokens are never written.
+    `forbidden` tokens are never written. `holes` say what must be in them.
     """
 
-    def __init__(  # noqa: PLR0913 - three of them are keywords
+    def __init__(  # noqa: PLR0913 - four of them are keywords
         self,
         model: DecodableModel,
         request: DecodeRequest,
@@ -50,6 +52,7 @@ class Job:
         sample: int = 0,
         streams: bool = False,
         forbidden: frozenset[int] = frozenset(),
+        holes: Sequence[Hole] = (),
     ):
         self.model = model
         self.request = request
@@ -68,11 +71,13 @@ class Job:
             model.vocab,
             self.stop_tokens,
             forbidden,
-            constraint_of(model, request, canvas, forbidden),
+            constraint_of(model, request, canvas, forbidden, holes),
         )
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
+        if isinstance(history.constraint, OnCanvas) and not history.constraint.possible:
+            self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
         self.ticket = Ticket(self.seq, self._start)
 
     def _start(self) -> DecodingCoroutine:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forerun.constraints.automaton import TokenAutomaton
 from forerun.constraints.base import Constraint, bitmask
+from forerun.constraints.canvas import OnCanvas, Stretch
 from forerun.constraints.engines import Grammar, compiled
+from forerun.constraints.holes import Hole, automaton_of, ending_stretch
 from forerun.constraints.left_to_right import LeftToRight
-from forerun.errors import BadOption, NotAble
+from forerun.constraints.spec import ConstraintSpec
+from forerun.constraints.vocabulary import Vocabulary
+from forerun.errors import BadOption
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.sequence.canvas import BLANK
@@ -18,11 +23,7 @@ def grammar_of(model: DecodableModel, request: DecodeRequest) -> Grammar | None:
     spec = request.sampling.constraint
     if spec is None:
         return None
-    if model.vocabulary is None:
-        raise BadOption(
-            f"{spec.argument}= needs a tokenizer, and '{model.name}' has none: use allowed_tokens."
-        )
-    return compiled(spec, model.vocabulary)
+    return compiled(spec, vocabulary_of(model, spec))
 
 
 def constraint_of(
@@ -30,16 +31,17 @@ def constraint_of(
     request: DecodeRequest,
     canvas: Sequence[int],
     forbidden: frozenset[int] = frozenset(),
+    holes: Sequence[Hole] = (),
 ) -> Constraint | None:
-    """The constraint of a sequence, at its beginning; None without one."""
+    """The constraint of a sequence, at its beginning; None without one. `holes` says what each hole
+    must hold, where a text has holes."""
+    if holes or not request.method.left_to_right:
+        return _on_canvas(model, request, canvas, forbidden, holes)
     grammar = grammar_of(model, request)
     if grammar is None:
         return None
     first = list(canvas).index(BLANK)
-    _check_order(request, canvas[first:])
-    allowed = request.sampling.allowed_tokens
-    possible = set(range(model.vocab) if allowed is None else allowed)
-    possible -= forbidden | set(model.family.impossible_tokens)
+    possible = set(range(model.vocab)) - never_written(model, request, forbidden)
     return LeftToRight(
         grammar.language(),
         first,
@@ -49,13 +51,53 @@ def constraint_of(
     )
 
 
-def _check_order(request: DecodeRequest, behind: Sequence[int]) -> None:
-    """Refuse a constraint where tokens behind a blank are known before it is decided."""
+def never_written(
+    model: DecodableModel, request: DecodeRequest, forbidden: frozenset[int]
+) -> frozenset[int]:
+    """Tokens that no text has, whatever the constraint."""
+    never = forbidden | frozenset(model.family.impossible_tokens)
+    allowed = request.sampling.allowed_tokens
+    return never if allowed is None else never | (frozenset(range(model.vocab)) - set(allowed))
+
+
+def _on_canvas(
+    model: DecodableModel,
+    request: DecodeRequest,
+    canvas: Sequence[int],
+    forbidden: frozenset[int],
+    holes: Sequence[Hole],
+) -> OnCanvas | None:
+    """The constraint of a canvas that is not filled from left to right, or has text behind a
+    hole."""
+    never = never_written(model, request, forbidden)
     spec = request.sampling.constraint
-    assert spec is not None
-    if not request.method.left_to_right:
-        raise NotAble(
-            f"{spec.argument}=: method={request.method.name!r} does not decide from left to right."
+    if holes:
+        stretches = [
+            Stretch(start, end, hole_automaton(model, one, never))
+            for start, end, one in holes
+            if one is not None
+        ]
+    elif spec is not None:
+        ends = stop_tokens(model, request.sampling) - never
+        automaton = hole_automaton(model, spec, never | ends)
+        first = list(canvas).index(BLANK)
+        least = request.sampling.min_tokens
+        stretches = [ending_stretch(automaton, first, len(canvas), ends, least)]
+    else:
+        stretches = []
+    return OnCanvas(stretches, canvas, model.vocab) if stretches else None
+
+
+def hole_automaton(
+    model: DecodableModel, spec: ConstraintSpec, never: frozenset[int]
+) -> TokenAutomaton:
+    """What a hole must hold, over the model's tokens."""
+    return automaton_of(spec, vocabulary_of(model, spec), never)
+
+
+def vocabulary_of(model: DecodableModel, spec: ConstraintSpec) -> Vocabulary:
+    if model.vocabulary is None:
+        raise BadOption(
+            f"{spec.argument}= needs a tokenizer, and '{model.name}' has none: use allowed_tokens."
         )
-    if any(token != BLANK for token in behind):
-        raise NotAble(f"{spec.argument}=: text behind a hole cannot be constrained.")
+    return model.vocabulary

@@ -178,10 +178,18 @@ class Canvas:
                 f"{self.history.vocab - 1}."
             )
 
-    def place(self, placement: Placement, reason: str) -> None:
-        """`fill`, with each token beside its position."""
+    def place(self, placement: Placement, reason: str) -> int:
+        """`fill`, with each token beside its position. Tokens that were drawn at once may break a
+        constraint together: those that would stay blank. How many are decided."""
+        placement = self.compatible(placement)
         positions = [position for position, _ in placement]
         self.fill(positions, [token for _, token in placement], reason)
+        return len(placement)
+
+    def compatible(self, placement: Placement) -> Placement:
+        """What of some decisions a constraint lets stand together, asked one after the other."""
+        constraint = self.history.constraint
+        return placement if constraint is None else constraint.compatible(placement)
 
     def finalize(self, end: int) -> None:
         """Make everything before `end` final. What lies behind may still be edited."""

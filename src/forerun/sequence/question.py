@@ -26,7 +26,8 @@ class BlankLaws(NamedTuple):
     """The laws of some blanks, [N, V]."""
 
     law: Tensor  # under the sampling parameters: tokens are drawn from it
-    model_law: Tensor  # the softmax of the logits: confidence is read from it
+    # The softmax of the logits, of what a constraint leaves: confidence is read from it.
+    model_law: Tensor
 
 
 @dataclass(frozen=True)
