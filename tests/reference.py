@@ -180,15 +180,36 @@ class Parameters:
 
 
 @dataclass(frozen=True)
+class Words:
+    """A language by all its words, and what each token spells. A token may follow a text if some
+    word begins with both."""
+
+    spelled: tuple[str, ...]
+    words: frozenset[str]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return "".join(self.spelled[token] for token in tokens)
+
+    def begins_word(self, text: str) -> bool:
+        return any(word.startswith(text) for word in self.words)
+
+    def is_over(self, text: str, possible: Sequence[int]) -> bool:
+        """Is it a word that no token can go on with?"""
+        longer = [text + self.spelled[token] for token in possible]
+        return text in self.words and not any(map(self.begins_word, longer))
+
+
+@dataclass(frozen=True)
 class Request:
     """A canvas to fill. `ends` are the tokens that end the text, `never` those that are not
-    written; the mask is among them."""
+    written; the mask is among them. `words` is what an output from left to right must be."""
 
     canvas: tuple[int | None, ...]
     parameters: Parameters
     ends: frozenset[int]
     never: frozenset[int]
     mask: int | None = None
+    words: Words | None = None
 
     @property
     def given(self) -> dict[int, int]:
@@ -200,7 +221,11 @@ class Request:
 
 
 def request(
-    prompt: Canvas, parameters: Parameters, eos: Sequence[int] = (), mask: int | None = None
+    prompt: Canvas,
+    parameters: Parameters,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    words: Words | None = None,
 ) -> Request:
     """Text goes on after a prompt until an end token or max_tokens. A prompt with holes is filled
     to its end: there the model's own end token is never written."""
@@ -211,7 +236,7 @@ def request(
         never |= own
         ends -= own
     canvas = (*prompt, *[None] * (parameters.max_tokens or 0))
-    return Request(canvas, parameters, frozenset(ends), frozenset(never), mask)
+    return Request(canvas, parameters, frozenset(ends), frozenset(never), mask, words)
 
 
 def softmax(logits_V: np.ndarray) -> np.ndarray:
@@ -246,10 +271,32 @@ def edited(
             logit = logit / r if logit > 0 else logit * r
         if token in output:
             logit -= wanted.presence_penalty + wanted.frequency_penalty * output[token]
-        if refused or too_soon or token in asked.never:
+        if refused or too_soon or token in asked.never or not fits(asked, decided, token):
             logit = -np.inf
         edited_V[token] = logit
     return edited_V
+
+
+def fits(asked: Request, decided: Mapping[int, int], token: int) -> bool:
+    """May a token follow what is decided, from left to right? One that ends the text may where that
+    is a word; others where they begin one together."""
+    if asked.words is None:
+        return True
+    text = asked.words.text(list(decided.values()))
+    if token in asked.ends:
+        return text in asked.words.words
+    return asked.words.begins_word(text + asked.words.spelled[token])
+
+
+def is_over(asked: Request, tokens: Sequence[int], vocab: int) -> bool:
+    """Has the text ended: with a token that ends it, or as nothing may follow?"""
+    if tokens and tokens[-1] in asked.ends:
+        return True
+    if asked.words is None:
+        return False
+    wanted = asked.parameters.allowed_tokens
+    ordinary = set(range(vocab) if wanted is None else wanted) - asked.ends - asked.never
+    return asked.words.is_over(asked.words.text(tokens), sorted(ordinary))
 
 
 def token_law(
@@ -289,7 +336,7 @@ def left_to_right(table: Table, reading: Reading, asked: Request) -> Law:
     finished: Law = {}
 
     def go_on(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == len(blanks) or (tokens and tokens[-1] in asked.ends):
+        if len(tokens) == len(blanks) or is_over(asked, tokens, table.vocab):
             finished[tokens] = probability
             return
         decided = dict(zip(blanks, tokens))

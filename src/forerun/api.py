@@ -467,7 +467,8 @@ class Model:
                 if not several:
                     raise
                 request = plan.request
-                result = failed_result(error, promise_of(request.method, self.name))
+                promise = promise_of(request.method, self.name, request.sampling.constraint)
+                result = failed_result(error, promise)
                 completions.append(Failed([result] * request.sampling.n))
         return Jobs(self.driver, completions, several, raise_errors)
 
@@ -592,7 +593,7 @@ class Model:
             except ForerunError as error:
                 if not texts.several:
                     raise
-                promise = promise_of(request.method, self.name)
+                promise = promise_of(request.method, self.name, request.sampling.constraint)
                 infillings.append(Failed([failed_infilling(error, promise)]))
         return Jobs(self.driver, infillings, several, raise_errors)
 
