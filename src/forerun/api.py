@@ -467,7 +467,8 @@ class Model:
                 if not several:
                     raise
                 request = plan.request
-                result = failed_result(error, promise_of(request.method, self.name))
+                promise = promise_of(request.method, self.name)
+                result = failed_result(error, promise)
                 completions.append(Failed([result] * request.sampling.n))
         return Jobs(self.driver, completions, several, raise_errors)
 

@@ -24,6 +24,10 @@ def compiled(spec: ConstraintSpec, vocabulary: Vocabulary) -> Grammar:
 
 def _compile(spec: ConstraintSpec, vocabulary: Vocabulary) -> Grammar:
     try:
+        if spec.engine == "xgrammar":
+            from forerun.constraints.xgrammar_engine import XgrammarGrammar
+
+            return XgrammarGrammar(spec, vocabulary)
         from forerun.constraints.llguidance_engine import LlguidanceGrammar
 
         return LlguidanceGrammar(spec, vocabulary)

@@ -8,10 +8,11 @@ import numpy as np
 
 from forerun.constraints.base import bitmask, words
 from forerun.constraints.matching import MatcherLanguage
-from forerun.constraints.spec import ConstraintSpec, first_line
+from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
+WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 5_000_000,
@@ -68,11 +69,13 @@ class _Matcher:
 def _grammar(spec: ConstraintSpec) -> str:
     import llguidance
 
-    forms = {"json": "json_schema", "choices": "choice", "ebnf": "gbnf"}
+    forms = {"choices": "choice", "ebnf": "gbnf"}
     try:
+        if spec.kind == "json":
+            return llguidance.LLMatcher.grammar_from_json_schema(spec.text, defaults=WHITESPACE)
         return llguidance.grammar_from(forms.get(spec.kind, spec.kind), spec.text)  # type: ignore
     except ValueError as error:
-        raise BadOption(f"{spec.argument}= cannot be used: {first_line(error)}") from None
+        raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}") from None
 
 
 class _Spelled:
@@ -82,8 +85,8 @@ class _Spelled:
 
     def __init__(self, vocabulary: Vocabulary):
         self.tokens = [*(vocabulary.spelled or ()), b"<end>"]
-        self.eos_token_id = vocabulary.size
-        self.special_token_ids = [vocabulary.size]
+        self.eos_token_id = vocabulary.end
+        self.special_token_ids = [vocabulary.end]
         self._vocabulary = vocabulary
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -96,18 +99,7 @@ def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, int]:
     import llguidance.hf
 
     tokenizer = vocabulary.tokenizer
+    end = vocabulary.end
     if tokenizer is None:
-        wrapped = llguidance.TokenizerWrapper(_Spelled(vocabulary))
-        return llguidance.LLTokenizer(wrapped), vocabulary.size
-    ends = [tokenizer.eos_token_id, *tokenizer.all_special_ids]
-    end = next((token for token in ends if token is not None), None)
-    if end is None:
-        raise BadOption(
-            "this model's tokenizer has no special token: grammars need one that ends a text."
-        )
+        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Spelled(vocabulary))), end
     return llguidance.hf.from_tokenizer(tokenizer, eos_token=end), end
-
-
-def one_line(error: str) -> str:
-    """What an engine says, on one line."""
-    return " ".join(error.split())[:300]

@@ -11,6 +11,8 @@ from forerun.errors import BadOption
 
 KINDS = ("json", "regex", "lark", "ebnf", "choices")
 ENGINES = ("llguidance", "xgrammar")
+# Characters of white space between two parts of JSON. Without a limit, some models write no end.
+MOST_WHITESPACE = 20
 MOST_CHARACTERS = 200_000  # of a schema, grammar, regular expression or list of choices
 
 
@@ -99,7 +101,7 @@ def _schema_of_type(kind: Any) -> Any:
     except Exception as error:
         raise BadOption(
             f"schema={shortened(kind)} must be a JSON schema (a dict or its text), a Pydantic "
-            f"model or a type: {first_line(error)}"
+            f"model or a type: {one_line(error)}"
         ) from None
 
 
@@ -133,5 +135,6 @@ def shortened(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def first_line(error: object) -> str:
-    return str(error).strip().split("\n", 1)[0]
+def one_line(error: object) -> str:
+    """What somebody else's error says, on one line."""
+    return " ".join(str(error).split())[:300]

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
+from forerun.errors import BadOption
+
 Made = TypeVar("Made")
 
 MOST_KEPT = 256  # things made for one vocabulary, such as compiled grammars
@@ -28,6 +30,20 @@ class Vocabulary:
         self.spelled = spelled
         self._made: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
+
+    @property
+    def end(self) -> int:
+        """The token that engines take for the end of a text: one that spells none; without a
+        tokenizer, one more than there are."""
+        if self.tokenizer is None:
+            return self.size
+        special = [self.tokenizer.eos_token_id, *self.tokenizer.all_special_ids]
+        end = next((token for token in special if token is not None), None)
+        if end is None:
+            raise BadOption(
+                "the model's tokenizer has no special token: grammars need one that ends a text."
+            )
+        return end
 
     def encode(self, text: str) -> list[int]:
         """A text as this model usually spells it; without a tokenizer, by the longest tokens."""

@@ -82,7 +82,9 @@ async def self_drafted(
     """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
     is spent on drafting."""
     q: Tensor | None = None
+    begin = seq.filled
     while seq.goes_on():
+        q = still_open(q, seq.filled - begin)
         first_is_certain = q is None
         if q is None:
             q = await target.marginals(seq, seq.next(options.k))  # lines 5-8
@@ -100,7 +102,13 @@ async def self_drafted(
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)  # lines 13-15
         n = await judge(seq, x, q[: len(x)], p, rule, options.bonus)
         q = next_laws(n, len(x), laws)
+        begin = seq.filled
     assert seq.trace.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
+
+
+def still_open(q: Tensor | None, decided: int) -> Tensor | None:
+    """The laws behind some places that are decided by now."""
+    return q[decided:] if q is not None and decided < len(q) else None
 
 
 def drafted_prefixes(length: int, ahead: str) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, cat
 
 from forerun.errors import unknown
 from forerun.families.block import BlockFiller, BlockSpan
-from forerun.methods.assd import drafted_prefixes, judge, next_laws
+from forerun.methods.assd import drafted_prefixes, judge, next_laws, still_open
 from forerun.methods.block import EditingOptions, Editor
 from forerun.methods.block_order import ModelBlockOrder
 from forerun.methods.routers import RouterDriver, RoutingOptions
@@ -131,8 +131,11 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
         prefixes = drafted_prefixes(len(x), options.ahead)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
         n = await judge(seq, x, q, p, rejection)
+        begin = seq.filled
         q = next_laws(n, len(x), laws)
         x = []
+        if seq.goes_on():
+            q = still_open(q, seq.filled - begin)
         if q is not None and not seq.done:
             drawn = await seq.draw(sample_each, seq.next(len(q)), q)
             x = seq.up_to_end(drawn.tokens[: len(q)])[: seq.remaining - 1]

@@ -10,12 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from forerun.constraints.canvas import OnCanvas
 from forerun.constraints.holes import Hole
+from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
@@ -134,18 +135,36 @@ class Job:
             seconds=ended - started,
             queued_seconds=started - ticket.submitted,
         )
+        text = self._finished_detokenizer().text
         return Result(
-            text=self._finished_detokenizer().text,
+            text=text,
             token_ids=seq.output,
             finish_reason=seq.finish_reason or "cancelled",
-            **promise_of(self.request.method, self.model.name),
+            **promise_of(self.request.method, self.model.name, self._read_by()),
             stats=stats,
             trace=seq.trace.events,
             prompt_ids=self.prompt,
             stopped_by=self.stopped_by,
             logprobs=self._logprobs(),
             error=ticket.error,
+            parsed=self._parsed(text),
         )
+
+    def _read_by(self) -> str:
+        """How the constraint is read, if there is one: engines differ in what they allow."""
+        constraint = self.seq.history.constraint
+        spec = self.request.sampling.constraint
+        if isinstance(constraint, OnCanvas):
+            return " under the same constraint"
+        return "" if spec is None else f" with {spec.argument} as {spec.engine} reads it"
+
+    def _parsed(self, text: str) -> Any:
+        """The value of a text that is what the request's constraint asks for."""
+        spec = self.request.sampling.constraint
+        constraint = self.seq.history.constraint
+        if spec is None or constraint is None or not constraint.met or self.ticket.error:
+            return None
+        return parsed(spec, self.request.sampling.schema, text)
 
     def _logprobs(self) -> list[TokenLogprob] | None:
         record = self.seq.logprobs
