@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor, cat
 
@@ -37,6 +38,8 @@ class AssdOptions(SpeculativeOptions):
         if self.ahead not in AHEAD:
             raise unknown("ahead", self.ahead, AHEAD)
 
+    forgives: ClassVar[bool] = False  # might the rule accept what its law gives nothing?
+
     @property
     def bonus(self) -> bool:
         """Does a verdict also give the token after the draft?"""
@@ -45,6 +48,7 @@ class AssdOptions(SpeculativeOptions):
 
 @dataclass(frozen=True)
 class TolerantOptions(AssdOptions):
+    forgives = True
     tolerance: float = field(default=0.01, metadata={"help": "added to every acceptance ratio"})
 
     def __post_init__(self) -> None:
@@ -95,6 +99,8 @@ async def self_drafted(
             q = q[1:]
             x = x[1:]
         x = seq.up_to_end(x)[: seq.remaining - options.bonus]
+        if options.forgives:
+            x = seq.usable(x)
         if seq.done or (not x and not options.bonus):  # line 9, and k = 1
             q = None
             continue

@@ -135,6 +135,11 @@ class Canvas:
                 return list(draft[:count])
         return list(draft)
 
+    def usable(self, draft: Sequence[int]) -> list[int]:
+        """A draft of the next blanks up to the first token that a constraint does not allow."""
+        constraint = self.history.constraint
+        return list(draft if constraint is None else draft[: constraint.usable(draft)])
+
     def draw(self, rule: Callable[..., O], *arguments: object) -> Draw[O]:
         """Apply a rule to laws. Its outcome comes back as plain numbers."""
         return Draw(rule, arguments, self)
