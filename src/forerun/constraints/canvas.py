@@ -188,6 +188,26 @@ class OnCanvas:
                 masks_LW[row] = after[length][index].allowed(position)
         return masks_LW
 
+    def drafted_walks(
+        self, chain: Sequence[int], places: Sequence[int], positions: Sequence[int]
+    ) -> list[tuple[Walk, dict[int, int]]]:
+        """The walks that drafted blanks belong to, after a chain, with the row of each place; none
+        where the chain cannot be completed."""
+        after = self._along(list(zip(places, chain)))
+        if len(after) <= len(chain):
+            return []
+        rows: dict[int, dict[int, int]] = {}
+        for row, position in enumerate(positions):
+            index = self._stretch_at.get(position)
+            if index is not None:
+                place = position - self._walks[index].stretch.start
+                rows.setdefault(index, {})[place] = row
+        return [(after[-1][index], found) for index, found in rows.items()]
+
+    @property
+    def first_blank(self) -> int | None:
+        return self._blanks[0] if self._blanks else None
+
     def _along(self, placement: Sequence[tuple[int, int]]) -> list[list[Walk]]:
         """The walks after every prefix of a placement, as far as there is a completion."""
         after = [self._walks]

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from forerun.constraints.base import BITS, Constraint, words
+from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.sum_product import conditioned
 from forerun.options import Sampling
 from forerun.probability.transfer import array_to_device, to_device
 
@@ -94,6 +96,7 @@ class ChainRows:
     # For constraints: where the chain's tokens stand, and the blank that each row is a law of.
     places: Sequence[int] = ()
     positions: Sequence[int] = ()
+    drafts: bool = False  # are the rows a draft, of blanks that know nothing of each other?
 
     @property
     def rows(self) -> int:
@@ -179,7 +182,26 @@ def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     """The logits of what constraints allow. All masks go to the device in one copy; they are made
     while it still works on the logits."""
     masks_RW = np.concatenate([chain.bitmasks() for chain in chains])
-    return logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
+    logits_RV = logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
+    if not any(chain.drafts for chain in chains):
+        return logits_RV
+    parts = zip(chains, logits_RV.split([chain.rows for chain in chains]))
+    return torch.cat([drafted(part, chain) if chain.drafts else part for chain, part in parts])
+
+
+def drafted(logits_LV: Tensor, chain: ChainRows) -> Tensor:
+    """On a canvas: laws of drafted blanks, conditioned on the language that they must spell
+    together. The next blank's law is its own already."""
+    constraint = chain.history.constraint
+    if not isinstance(constraint, OnCanvas) or not chain.rows:
+        return logits_LV
+    prefix = chain.prefixes[0]
+    walks = constraint.drafted_walks(chain.tokens[:prefix], chain.places[:prefix], chain.positions)
+    fixed = [i for i, where in enumerate(chain.positions) if where == constraint.first_blank]
+    for walk, rows in walks:
+        temperature = chain.history.sampling.temperature
+        logits_LV = conditioned(logits_LV, walk, rows, fixed, temperature)
+    return logits_LV
 
 
 def model_law(logits_NV: Tensor, chain: ChainRows) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,6 +44,7 @@ class Branch:
     prefixes: Sequence[int]
     positions: Sequence[int] | None = None
     places: Sequence[int] | None = None
+    drafts: bool = False  # are the blanks a draft, each on its own?
 
 
 @dataclass(eq=False)
@@ -77,10 +78,13 @@ def question(
         ordinals = None
         if branch.positions is not None and len(where):
             ordinals = np.searchsorted(seq.blanks, where).tolist()
-        seen: tuple[Sequence[int], ...] = ()
+        rows = ChainRows(seq.history, branch.chain, branch.prefixes, ordinals)
         if seq.history.constraint is not None:
-            seen = (_places_of(branch, seq), where if len(where) else _blanks_ahead(branch, seq))
-        chains.append(ChainRows(seq.history, branch.chain, branch.prefixes, ordinals, *seen))
+            ahead = where if len(where) else _blanks_ahead(branch, seq)
+            rows = replace(
+                rows, places=_places_of(branch, seq), positions=ahead, drafts=branch.drafts
+            )
+        chains.append(rows)
     return Question(host, plan, seq, chains, positions, drafting, with_model_law)
 
 
