@@ -72,6 +72,8 @@ from forerun.requests.request import (
 )
 from forerun.requests.result import Result, promise_of
 from forerun.requests.scoring import Score, check_scores, scorings
+from forerun.requests.structure import with_constraint
+from forerun.requests.tools import TAGGED, parse_tools, tool_format, tool_spec
 from forerun.sequence.canvas import BLANK, Canvas
 
 Prompt = str | Sequence[int]
@@ -438,6 +440,7 @@ class Model:
         streams: bool = False,
         prompt_logprobs: int | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
         **options: Any,
@@ -446,12 +449,20 @@ class Model:
         pieces of text as they come.
 
         `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
-        alternatives each. `tools` and `template_options` go to the chat template. `options` may be
-        an object of the method's own options class. The other arguments are those of `generate`.
+        alternatives each. `tools` (in the OpenAI form, or Python functions) and `template_options`
+        go to the chat template; the calls that an answer makes are in its `tool_calls`.
+        `tool_choice` constrains it: "auto" to text and well-formed calls, "required" to calls, a
+        tool's name to a call of that one. `options` may be an object of the method's own options
+        class. The other arguments are those of `generate`.
         """
         template = dict(template_options or {})
+        form = None
         if tools is not None:
-            template["tools"] = list(tools)
+            template["tools"] = parse_tools(tools)
+            form = tool_format(getattr(self.tokenizer, "chat_template", None))
+        if tool_choice is not None:
+            spec = tool_spec(template.get("tools", []), tool_choice, form or TAGGED)
+            options = with_constraint(options, spec)
         prompts = parse_prompts(self, prompt, messages, template)
         given = {**options, "method": method or self.family.default_method, "draft": draft}
         plans = self._plans(for_each_prompt(len(prompts.ids), given))
@@ -462,7 +473,8 @@ class Model:
         completions: list[RequestJobs] = []
         for ids, plan in zip(prompts.ids, plans):
             try:
-                completions.append(Completion(self._jobs(ids, plan, streams), prompt_logprobs))
+                jobs = self._jobs(ids, plan, streams)
+                completions.append(Completion(jobs, prompt_logprobs, form))
             except ForerunError as error:
                 if not several:
                     raise

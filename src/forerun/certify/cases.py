@@ -102,6 +102,7 @@ GREEDY: list[Options] = [
 # alternative at the beginning and inside, texts that end early, late and never, drafts that leave
 # the language, penalties on tokens that nobody drew.
 LETTERS = (b"a", b"b", b"z", b"?")  # z is never allowed but to end a text; ? is a mask
+FEWER: Options = {"ahead": "whole", "steps": 1}  # ways to draft
 LANGUAGES: list[Options] = [
     {"regex": "a(a|b)*ba", "temperature": 1.0},
     {"regex": "(ab|ba|bb)*", "temperature": 0.8, "eos": (2,), "min_tokens": 2},
@@ -142,7 +143,7 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
         return []
     options = {**DEEP_OPTIONS.get(name, {})}
     if name in DRAWN_DRAFTS:  # unconstrained drafts have far more ways
-        options["k"] = 2
+        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
     same: Options = {"max_tokens": 5, "method_options": options, **engine}
     masks = bool({SubsetScorer, BlockFiller} & set(method.needs))
     spelled = LETTERS if masks else LETTERS[:3]

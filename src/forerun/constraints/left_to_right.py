@@ -93,7 +93,9 @@ class LeftToRight(Generic[State]):
 
     def usable(self, tokens: Sequence[int]) -> int:
         states = self._states(tokens, len(tokens))
-        count = max(len(states) - 1, 0)
+        if not states:
+            return 0
+        count = len(states) - 1
         ends = count < len(tokens) and tokens[count] in self.ends
         return count + 1 if ends and self.language.accepts(states[count]) else count
 

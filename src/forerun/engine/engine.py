@@ -30,7 +30,7 @@ from forerun.probability.logits import ChainRows, laws_from_logits, model_law
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Outcome, PackedOutcome, Token
 from forerun.probability.transfer import HostCopy
-from forerun.sequence.canvas import Draw
+from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import BlankLaws, Question
 
 MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
@@ -39,10 +39,12 @@ MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
 class NoOutcome(ForerunError):
     """A law without mass."""
 
-    def __init__(self) -> None:
+    def __init__(self, seq: Canvas) -> None:
+        spec = seq.history.sampling.constraint
+        asked = "" if spec is None else f"what {spec.argument} asks for cannot be spelled, "
         super().__init__(
-            "no token is possible here: the sampling parameters forbid all of them, or the model's "
-            "logits are not numbers."
+            f"no token is possible here: {asked}the sampling parameters forbid all of them, or the "
+            f"model's logits are not numbers."
         )
 
 
@@ -278,7 +280,7 @@ class Engine:
         began = time.perf_counter()
         for (members, one), copy in zip(packed, copies):
             for i, row in zip(members, copy.numbers(), strict=True):
-                answers[i] = one.unpack(row) or NoOutcome()
+                answers[i] = one.unpack(row) or NoOutcome(draws[i].seq)
         if self._prefetched is not None:
             self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
         self.clock.rules += time.perf_counter() - began

@@ -28,6 +28,7 @@ from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
 from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
 from forerun.requests.structure import constraint_of
+from forerun.requests.tools import ToolFormat, parse_calls
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.logprobs import TokenLogprob
 
@@ -200,8 +201,14 @@ class RequestJobs(Protocol):
 class Completion:
     """One prompt: a job for each sample."""
 
-    def __init__(self, jobs: Sequence[Job], prompt_logprobs: int | None = None):
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        prompt_logprobs: int | None = None,
+        tool_format: ToolFormat | None = None,
+    ):
         self.jobs = jobs
+        self.tool_format = tool_format  # of calls in the texts, where tools were given
         self.prompt = jobs[0].prompt
         self.told = prompt_logprobs is not None
         self.scoring = None
@@ -210,6 +217,9 @@ class Completion:
 
     def results(self) -> list[Result]:
         results = [job.result() for job in self.jobs]
+        if self.tool_format is not None:
+            form = self.tool_format
+            results = [replace(r, tool_calls=parse_calls(r.text, form)[1]) for r in results]
         if not self.told:
             return results
         found = self.scoring.entries if self.scoring is not None else []

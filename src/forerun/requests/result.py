@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from forerun.constraints.parsing import plain
 from forerun.registry import Method
+from forerun.requests.tools import ToolCall
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.sequence.trace import Event, Trace
 
@@ -100,6 +101,7 @@ class Result:
     prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
     parsed: Any = None  # the value of a text that a constraint has made
+    tool_calls: list[ToolCall] | None = None  # where tools were given: the calls in the text
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -118,6 +120,8 @@ class Result:
             out["logprobs"] = self.logprobs
         if self.prompt_logprobs is not None:
             out["prompt_logprobs"] = self.prompt_logprobs
+        if self.tool_calls is not None:
+            out["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.parsed is not None:
             out["parsed"] = plain(self.parsed)
         if self.error is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from forerun.constraints.automaton import TokenAutomaton
 from forerun.constraints.base import Constraint, bitmask
@@ -13,9 +15,22 @@ from forerun.constraints.left_to_right import LeftToRight
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
+from forerun.options import Sampling
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.sequence.canvas import BLANK
+
+
+def with_constraint(options: Mapping[str, Any], spec: ConstraintSpec | None) -> dict[str, Any]:
+    """The options of a request whose text a constraint is put on besides."""
+    if spec is None:
+        return dict(options)
+    sampling = options.get("sampling")
+    if isinstance(sampling, Sampling):
+        return {**options, "sampling": replace(sampling, grammar=spec)}
+    if options.get("grammar") is not None:
+        raise BadOption("grammar= and tool_choice=: give one of them.")
+    return {**options, "grammar": spec}
 
 
 def grammar_of(model: DecodableModel, request: DecodeRequest) -> Grammar | None:
