@@ -112,8 +112,10 @@ def test_texts_end_early_only_where_the_language_does_and_not_before_they_may():
     constraint.add(0, 0)
     constraint.add(1, 1)
     assert allowed(constraint, 2) == {0, 2, end}
+    assert not constraint.met
     constraint.add(2, end)
     assert allowed(constraint, 3) == set(range(4))
+    assert constraint.met
 
 
 def test_forced_tokens_are_known_without_a_model():

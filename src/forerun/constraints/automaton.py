@@ -64,12 +64,14 @@ def automaton_of_choices(choices: Sequence[bytes]) -> ByteAutomaton:
 
 @dataclass(frozen=True, eq=False)
 class TokenAutomaton:
-    """A deterministic automaton over tokens, by classes. Tokens of class 0 lead nowhere."""
+    """A deterministic automaton over tokens, by classes. Tokens of class 0 lead nowhere. `over` is
+    the state of a text that has ended, if there is one."""
 
     next_SC: np.ndarray
     class_V: np.ndarray
     final_S: np.ndarray
     start: int
+    over: int | None = None
 
     @property
     def states(self) -> int:
@@ -194,7 +196,8 @@ def with_ends(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
     next_SC = np.concatenate([next_SC, np.full((1, next_SC.shape[1]), over)]).astype(np.int32)
     class_V = automaton.class_V.copy()
     class_V[list(ends)] = next_SC.shape[1] - 1
-    return TokenAutomaton(next_SC, class_V, np.append(automaton.final_S, True), automaton.start)
+    final_S = np.append(automaton.final_S, True)
+    return TokenAutomaton(next_SC, class_V, final_S, automaton.start, over)
 
 
 def without_ends(automaton: TokenAutomaton) -> TokenAutomaton:

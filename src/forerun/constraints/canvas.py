@@ -78,7 +78,11 @@ class Walk:
 
     @property
     def complete(self) -> bool:
-        return OPEN not in self.token_P
+        """Is it full, or full up to where the text has ended?"""
+        blanks = np.flatnonzero(self.token_P == OPEN)
+        if not len(blanks):
+            return True
+        return np.flatnonzero(self.reached_PS[blanks[0]]).tolist() == [self.stretch.automaton.over]
 
     def with_token(self, position: int, token: int) -> Walk:
         """The walk once a token stands at a position. Only what changes is computed anew."""

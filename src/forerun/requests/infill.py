@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.constraints.holes import Hole
+from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.families.any_subset import SubsetScorer
@@ -337,11 +338,21 @@ class Infilling:
             logprob = sum(entry["logprob"] for entry in result.logprobs or ())
         fields = {
             **vars(result),
+            "parsed": self._parsed(job, fills),
             "logprobs": result.logprobs if self.shows_logprobs else None,
             "text": "".join(itertools.chain.from_iterable(parts)),
             "token_ids": [int(token) for token in canvas if token != BLANK],
         }
         return Infilled(**fields, fills=fills, fill_ids=fill_ids, given=given, logprob=logprob)
+
+
+    def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
+        """The values of what must be in the holes, if anything must."""
+        if job.seq.remaining or job.ticket.error is not None or not any(self.specs):
+            return None
+        schema = job.request.sampling.schema
+        pairs = zip(self.specs, fills, strict=True)
+        return [fill if spec is None else parsed(spec, schema, fill) for spec, fill in pairs]
 
 
 def _density_per_token(result: Infilled) -> float:

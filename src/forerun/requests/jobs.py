@@ -59,6 +59,7 @@ class Job:
         self.model = model
         self.request = request
         self.drafter = drafter
+        self.holes = holes
         self.prompt = [token for token in canvas if token != BLANK]
         self.streams = streams
         self.stopped_by: str | int | None = None
@@ -163,7 +164,8 @@ class Job:
         """The value of a text that is what the request's constraint asks for."""
         spec = self.request.sampling.constraint
         constraint = self.seq.history.constraint
-        if spec is None or constraint is None or not constraint.met or self.ticket.error:
+        unfinished = constraint is None or not constraint.met or self.ticket.error
+        if spec is None or unfinished or self.holes:
             return None
         return parsed(spec, self.request.sampling.schema, text)
 
