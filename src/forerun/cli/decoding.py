@@ -228,7 +228,7 @@ def read_call(kind: type[F], values: dict[str, Any], unread: Sequence[str]) -> D
         sampling["logit_bias"] = _biases(sampling["logit_bias"])
     for name in FILES:
         if name in sampling:
-            sampling[name] = _content(name, sampling[name])
+            sampling[name] = read_file(name, sampling[name])
     words = [*(flags.prompt or []), *unread]
     first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
     method_options = read_method_options(words[first_flag:])
@@ -258,7 +258,7 @@ def with_tuned(call: DecodeCall[F], file: str) -> DecodeCall[F]:
     )
 
 
-def _content(name: str, file: str) -> str:
+def read_file(name: str, file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

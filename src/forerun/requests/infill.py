@@ -345,7 +345,6 @@ class Infilling:
         }
         return Infilled(**fields, fills=fills, fill_ids=fill_ids, given=given, logprob=logprob)
 
-
     def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
         """The values of what must be in the holes, if anything must."""
         if job.seq.remaining or job.ticket.error is not None or not any(self.specs):
