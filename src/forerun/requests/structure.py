@@ -70,9 +70,10 @@ def never_written(
     model: DecodableModel, request: DecodeRequest, forbidden: frozenset[int]
 ) -> frozenset[int]:
     """Tokens that no text has, whatever the constraint."""
+    every = frozenset(range(model.vocab))
     never = forbidden | frozenset(model.family.impossible_tokens)
     allowed = request.sampling.allowed_tokens
-    return never if allowed is None else never | (frozenset(range(model.vocab)) - set(allowed))
+    return every & (never if allowed is None else never | (every - set(allowed)))
 
 
 def _on_canvas(
@@ -93,7 +94,7 @@ def _on_canvas(
             if one is not None
         ]
     elif spec is not None:
-        ends = stop_tokens(model, request.sampling) - never
+        ends = (stop_tokens(model, request.sampling) & set(range(model.vocab))) - never
         automaton = hole_automaton(model, spec, never | ends)
         first = list(canvas).index(BLANK)
         least = request.sampling.min_tokens
