@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.constraints.satisfiable import check_ends
 from forerun.errors import BadOption
 
 KINDS = ("json", "regex", "lark", "ebnf", "choices")
 ENGINES = ("llguidance", "xgrammar")
 # Characters of white space between two parts of JSON. Without a limit, some models write no end.
 MOST_WHITESPACE = 20
+# Look-around, and references to what was matched before.
+UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9]|\(\?P=)")
 MOST_CHARACTERS = 200_000  # of a schema, grammar, regular expression or list of choices
 
 
@@ -83,9 +87,12 @@ def schema_text(schema: Any) -> str:
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadOption(f"schema={shortened(schema)} cannot be written as JSON: {error}.") from None
+    if len(text) <= MOST_CHARACTERS:
+        check_ends(schema)
+    return text
 
 
 def _schema_of_type(kind: Any) -> Any:
@@ -109,6 +116,12 @@ def regex_spec(regex: Any, engine: str = "llguidance") -> ConstraintSpec:
     """A regular expression that the whole text must match."""
     if not isinstance(regex, str) or not regex:
         raise BadOption(f"regex={regex!r} must be a regular expression.")
+    unreadable = UNREADABLE.search(regex)
+    if unreadable:
+        raise BadOption(
+            f"regex={shortened(regex)} has {unreadable[0]!r} at {unreadable.start()}: look-around "
+            f"and references back cannot be followed token by token."
+        )
     return ConstraintSpec("regex", regex, engine)
 
 
