@@ -66,7 +66,7 @@ class _Matcher:
 
     @property
     def error(self) -> str:
-        return self._matcher.get_error()
+        return one_line(self._matcher.get_error().replace("<non-verbose/>", ""))
 
     def guess(self) -> list[int]:
         return self._matcher.compute_ff_tokens()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,7 @@ def schema_text(schema: Any) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadOption(f"schema={shortened(schema)} is not JSON: {error}.") from None
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
@@ -104,12 +105,24 @@ def _schema_of_type(kind: Any) -> Any:
             f"schema={kind!r}: types need Pydantic; `pip install pydantic`, or give a JSON schema."
         ) from None
     try:
-        return TypeAdapter(kind).json_schema()
+        return _closed(TypeAdapter(kind).json_schema())
     except Exception as error:
         raise BadOption(
             f"schema={shortened(kind)} must be a JSON schema (a dict or its text), a Pydantic "
             f"model or a type: {one_line(error)}"
         ) from None
+
+
+def _closed(schema: Any) -> Any:
+    """A type's schema without properties that the type does not have: it would drop them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(part) for key, part in schema.items()}
+    if closed.get("type") == "object" and "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def regex_spec(regex: Any, engine: str = "llguidance") -> ConstraintSpec:
@@ -144,7 +157,7 @@ def choices_spec(choices: Any, engine: str = "llguidance") -> ConstraintSpec:
 
 
 def shortened(value: object, most: int = 80) -> str:
-    text = repr(value)
+    text = reprlib.repr(value) if isinstance(value, Mapping | list) else repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
