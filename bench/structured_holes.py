@@ -36,9 +36,10 @@ REPORT = DOCS / "structured-holes.json"
 SOURCE = Path(__file__).parents[1] / "src" / "forerun"
 OPERATORS = ["+", "-", "*", "/", "//", "%", "==", "!=", "<", ">", "<=", ">="]
 METHODS = {
-    "zoo:any-subset": ("sequential", "assd"),
-    "zoo:masked": ("stepwise", "ssd", "threshold"),
+    "zoo:any-subset": ("assd", "sequential"),
+    "zoo:masked": ("ssd", "stepwise", "threshold"),
 }
+WITHOUT_LENGTH = ("assd", "ssd")
 BEFORE, AFTER = 400, 150  # characters around a hole
 MOST_NAMES = 40
 PERSON = {
@@ -159,10 +160,9 @@ def json_cases() -> list[Case]:
     return [Case("JSON", f"{title} = ", "\n", "", {"schema": PERSON}) for title in TITLES]
 
 
-def holes(count: int) -> list[dict[str, Any]]:
+def holes(count: int) -> Iterator[dict[str, Any]]:
     """Validity, exact match and cost of every method, without a constraint and with it. The length
-    of the hole is that of what was there; in the last rows it is not told."""
-    rows = []
+    of the hole is that of what was there, or it is not told."""
     texts = cases(count)
     for name, methods in METHODS.items():
         model = forerun.load(name, lanes=8)
@@ -170,10 +170,10 @@ def holes(count: int) -> list[dict[str, Any]]:
         sized = [(case, len(model.vocabulary.encode(case.truth))) for case in texts]
         sized += [(case, 24) for case in json_cases()]
         for method in methods:
-            for how in ("free", "constrained", "length not told"):
-                rows += measured(model, method, how, sized)
-                print(json.dumps(rows[-1]))
-    return rows
+            yield from measured(model, method, "free", sized)
+            yield from measured(model, method, "constrained", sized)
+            if method in WITHOUT_LENGTH:
+                yield from measured(model, method, "length not told", sized)
 
 
 def measured(
@@ -220,10 +220,9 @@ def drafts_that_know_only_masks() -> Iterator[None]:
         logits.drafted = right
 
 
-def drafts() -> list[dict[str, Any]]:
+def drafts() -> Iterator[dict[str, Any]]:
     """What drafts that know the whole language are worth to `assd`."""
     model = forerun.load("zoo:any-subset", lanes=8)
-    rows = []
     for temperature in (0.0, 1.0):
         for how in ("masks", "sum-product"):
             tokens = forwards = accepted = drafted = 0
@@ -241,16 +240,12 @@ def drafts() -> list[dict[str, Any]]:
                     events = [event for event in result.trace if event.drafted]
                     accepted += sum(event.accepted for event in events)
                     drafted += sum(len(event.drafted) for event in events)
-            rows.append(
-                {
-                    "temperature": temperature,
-                    "drafts": how,
-                    "tokens/forward": tokens / forwards,
-                    "accepted": accepted / drafted,
-                }
-            )
-            print(json.dumps(rows[-1]))
-    return rows
+            yield {
+                "temperature": temperature,
+                "drafts": how,
+                "tokens/forward": tokens / forwards,
+                "accepted": accepted / drafted,
+            }
 
 
 def masks() -> list[dict[str, Any]]:
@@ -333,7 +328,7 @@ def holes_table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--count", type=int, default=40, help="holes of every kind")
+    parser.add_argument("--count", type=int, default=16, help="holes of every kind")
     parser.add_argument("--only", choices=["holes", "drafts", "masks"])
     asked = parser.parse_args()
     report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
@@ -342,8 +337,11 @@ def main() -> None:
     work = {"holes": lambda: holes(asked.count), "drafts": drafts, "masks": masks}
     for name, measure in work.items():
         if asked.only in (None, name):
-            report[name] = {"rows": measure()}
-            REPORT.write_text(json.dumps(report, indent=1) + "\n")
+            report[name] = {"rows": []}
+            for row in measure():
+                print(json.dumps(row), flush=True)
+                report[name]["rows"].append(row)
+                REPORT.write_text(json.dumps(report, indent=1) + "\n")
     write_tables("structured-holes.md", markdown(report))
 
 

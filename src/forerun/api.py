@@ -458,10 +458,10 @@ class Model:
         template = dict(template_options or {})
         form = None
         if tools is not None:
-            template["tools"] = parse_tools(tools)
+            template["tools"] = list(tools)
             form = tool_format(getattr(self.tokenizer, "chat_template", None))
         if tool_choice is not None:
-            spec = tool_spec(template.get("tools", []), tool_choice, form or TAGGED)
+            spec = tool_spec(parse_tools(tools or []), tool_choice, form or TAGGED)
             options = with_constraint(options, spec)
         prompts = parse_prompts(self, prompt, messages, template)
         given = {**options, "method": method or self.family.default_method, "draft": draft}

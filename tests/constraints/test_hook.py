@@ -38,6 +38,8 @@ class Words:
     def guess(self, state):
         return []
 
+    error = ""
+
     def settle(self, state):
         pass
 

@@ -33,6 +33,10 @@ class Language(Protocol[State]):
     def guess(self, state: State) -> list[int]:
         """Tokens that spell what must follow in the usual way; others may be allowed."""
 
+    @property
+    def error(self) -> str:
+        """Why it allows nothing any more, if something went wrong."""
+
     def settle(self, state: State) -> None:
         """The text has come to this state: nobody asks about others than those that follow it."""
 
@@ -74,6 +78,10 @@ class Constraint(Protocol):
 
     def compatible(self, placement: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """What of some decisions, (position, token), can stand together: each on its own can."""
+
+    @property
+    def error(self) -> str:
+        """Why nothing is allowed any more, where that is known."""
 
     @property
     def met(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Generic
 import numpy as np
 
 from forerun.constraints.base import Language, State, bitmask, only_token
+from forerun.errors import BadOption
 
 ANY = -1  # every bit of a word
 
@@ -35,6 +36,11 @@ class LeftToRight(Generic[State]):
         self._ends_W = bitmask(ends, vocab)
         self._possible_W = bitmask(range(vocab), vocab) if possible is None else possible
         self._state: State | None = language.start()
+        if not self._mask(self._state).any():
+            raise BadOption(
+                "the constraint cannot be begun: no token spells the beginning of what it asks "
+                "for, or allowed_tokens has none of those that do."
+            )
 
     def masks(
         self,
@@ -43,6 +49,8 @@ class LeftToRight(Generic[State]):
         prefixes: Sequence[int],
         positions: Sequence[int],
     ) -> np.ndarray:
+        if self._state is None:  # something went wrong: nothing more may be written
+            return np.zeros((len(prefixes), len(self._ends_W)), np.int32)
         masks_LW = np.full((len(prefixes), len(self._ends_W)), ANY, np.int32)
         states = self._states(chain, max(prefixes, default=0))
         for row, (length, position) in enumerate(zip(prefixes, positions)):
@@ -107,6 +115,10 @@ class LeftToRight(Generic[State]):
             return []
         tokens = self.language.guess(self._state)[:count]
         return tokens[: self.usable(tokens)]
+
+    @property
+    def error(self) -> str:
+        return self.language.error
 
     @property
     def met(self) -> bool:

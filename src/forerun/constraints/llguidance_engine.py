@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 1_000_000,
     "step_max_items": 100_000,
+    "max_items_in_row": 10_000,
     "max_lexer_states": 100_000,
     "max_grammar_size": 500_000,
     "verbose_errors": False,
@@ -62,6 +64,10 @@ class _Matcher:
     def accepts(self) -> bool:
         return self._matcher.is_accepting()
 
+    @property
+    def error(self) -> str:
+        return one_line(self._matcher.get_error().replace("<non-verbose/>", ""))
+
     def guess(self) -> list[int]:
         return self._matcher.compute_ff_tokens()
 
@@ -69,11 +75,14 @@ class _Matcher:
 def _grammar(spec: ConstraintSpec) -> str:
     import llguidance
 
-    forms = {"choices": "choice", "ebnf": "gbnf"}
+    if spec.kind == "choices":  # a terminal: rules with thousands of ways are slow
+        ways = " | ".join(map(json.dumps, spec.choices))
+        return llguidance.grammar_from("lark", f"start: CHOICE\nCHOICE: {ways}")
     try:
         if spec.kind == "json":
             return llguidance.LLMatcher.grammar_from_json_schema(spec.text, defaults=WHITESPACE)
-        return llguidance.grammar_from(forms.get(spec.kind, spec.kind), spec.text)  # type: ignore
+        form = "gbnf" if spec.kind == "ebnf" else spec.kind
+        return llguidance.grammar_from(form, spec.text)  # type: ignore[arg-type]
     except ValueError as error:
         raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}") from None
 

@@ -25,6 +25,10 @@ class Matcher(Protocol):
     def guess(self) -> list[int]:
         """Tokens that spell what must follow."""
 
+    @property
+    def error(self) -> str:
+        """Why it goes no further, if it met a limit of its own."""
+
 
 class Node:
     """A state: the tokens that lead to it, as a path from the root."""
@@ -86,6 +90,10 @@ class MatcherLanguage:
 
     def accepts(self, state: Node) -> bool:
         return self._looked_at(state).accepts
+
+    @property
+    def error(self) -> str:
+        return self._matcher.error
 
     def guess(self, state: Node) -> list[int]:
         self._move_to(state)

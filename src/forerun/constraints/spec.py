@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.constraints.satisfiable import check_ends
 from forerun.errors import BadOption
 
 KINDS = ("json", "regex", "lark", "ebnf", "choices")
 ENGINES = ("llguidance", "xgrammar")
 # Characters of white space between two parts of JSON. Without a limit, some models write no end.
 MOST_WHITESPACE = 20
+# Look-around, and references to what was matched before.
+UNREADABLE = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9]|\(\?P=)")
 MOST_CHARACTERS = 200_000  # of a schema, grammar, regular expression or list of choices
 
 
@@ -78,14 +83,17 @@ def schema_text(schema: Any) -> str:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadOption(f"schema={shortened(schema)} is not JSON: {error}.") from None
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadOption(f"schema={shortened(schema)} cannot be written as JSON: {error}.") from None
+    if len(text) <= MOST_CHARACTERS:
+        check_ends(schema)
+    return text
 
 
 def _schema_of_type(kind: Any) -> Any:
@@ -97,7 +105,7 @@ def _schema_of_type(kind: Any) -> Any:
             f"schema={kind!r}: types need Pydantic; `pip install pydantic`, or give a JSON schema."
         ) from None
     try:
-        return TypeAdapter(kind).json_schema()
+        return _closed(TypeAdapter(kind).json_schema())
     except Exception as error:
         raise BadOption(
             f"schema={shortened(kind)} must be a JSON schema (a dict or its text), a Pydantic "
@@ -105,10 +113,28 @@ def _schema_of_type(kind: Any) -> Any:
         ) from None
 
 
+def _closed(schema: Any) -> Any:
+    """A type's schema without properties that the type does not have: it would drop them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(part) for key, part in schema.items()}
+    if closed.get("type") == "object" and "properties" in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
 def regex_spec(regex: Any, engine: str = "llguidance") -> ConstraintSpec:
     """A regular expression that the whole text must match."""
     if not isinstance(regex, str) or not regex:
         raise BadOption(f"regex={regex!r} must be a regular expression.")
+    unreadable = UNREADABLE.search(regex)
+    if unreadable:
+        raise BadOption(
+            f"regex={shortened(regex)} has {unreadable[0]!r} at {unreadable.start()}: look-around "
+            f"and references back cannot be followed token by token."
+        )
     return ConstraintSpec("regex", regex, engine)
 
 
@@ -131,7 +157,7 @@ def choices_spec(choices: Any, engine: str = "llguidance") -> ConstraintSpec:
 
 
 def shortened(value: object, most: int = 80) -> str:
-    text = repr(value)
+    text = reprlib.repr(value) if isinstance(value, Mapping | list) else repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 

@@ -2,40 +2,91 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import threading
+import weakref
 from typing import Any
 
 import numpy as np
 
+from forerun.constraints import xgrammar_worker
 from forerun.constraints.base import bitmask, words
 from forerun.constraints.matching import MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
+SECONDS = 10  # that a grammar may take to compile
+MEGABYTES = 8192  # of addresses, most of which the libraries take
+
+
+class Compiler:
+    """xgrammar's compiler for a vocabulary, in a process of its own, which has limits."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.vocabulary = vocabulary
+        self.end = vocabulary.end
+        self.info = _tokenizer_info(vocabulary)
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def compile(self, spec: ConstraintSpec) -> Any:
+        import xgrammar
+
+        kind, text = spec.kind, spec.text
+        if kind == "choices":
+            kind, text = "ebnf", f"root ::= {_alternatives(spec.choices)}"
+        asked = {"kind": kind, "text": text, "seconds": SECONDS, "whitespace": MOST_WHITESPACE}
+        with self._lock:
+            line = self._ask(json.dumps(asked))
+        if not line:
+            raise BadOption(
+                f"{spec.argument}= cannot be used: xgrammar needs more than {SECONDS} s or too "
+                f"much memory for it."
+            )
+        said = json.loads(line)
+        if "error" in said:
+            raise BadOption(f"{spec.argument}= cannot be used: {one_line(said['error'])}")
+        return xgrammar.CompiledGrammar.deserialize_json(said["compiled"], self.info)
+
+    def _ask(self, line: str) -> str:
+        """What the process answers; nothing if it has ended."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        except BrokenPipeError:
+            return ""
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = subprocess.Popen(
+            [sys.executable, xgrammar_worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        first = {"tokenizer": self.info.serialize_json(), "megabytes": MEGABYTES}
+        self._process.stdin.write(json.dumps(first) + "\n")
+        weakref.finalize(self, self._process.kill)
+        return self._process
+
 
 class XgrammarGrammar:
     """A compiled grammar; every sequence gets a matcher of its own."""
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary):
-        self._compiler, self._end = vocabulary.once("xgrammar", lambda: _compiler(vocabulary))
+        compiler = vocabulary.once("xgrammar", lambda: Compiler(vocabulary))
         self._vocabulary = vocabulary
-        try:
-            self._compiled = self._compile(spec)
-        except (RuntimeError, ValueError) as error:
-            raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}") from None
-
-    def _compile(self, spec: ConstraintSpec) -> Any:
-        if spec.kind == "json":
-            return self._compiler.compile_json_schema(
-                spec.text, strict_mode=False, max_whitespace_cnt=MOST_WHITESPACE
-            )
-        if spec.kind == "regex":
-            return self._compiler.compile_regex(spec.text)
-        if spec.kind == "lark":
-            return self._compiler.compile_lark(spec.text)
-        if spec.kind == "choices":
-            return self._compiler.compile_grammar(f"root ::= {_alternatives(spec.choices)}")
-        return self._compiler.compile_grammar(spec.text)
+        self._end = compiler.end
+        self._compiled = compiler.compile(spec)
 
     def language(self) -> MatcherLanguage:
         import xgrammar
@@ -66,6 +117,10 @@ class _Matcher:
     def accepts(self) -> bool:
         return self._matcher.is_completed()
 
+    @property
+    def error(self) -> str:
+        return ""
+
     def guess(self) -> list[int]:
         return self._vocabulary.encode(self._matcher.find_jump_forward_string())
 
@@ -77,17 +132,13 @@ def _alternatives(choices: list[str]) -> str:
     return " | ".join(map(quoted, choices))
 
 
-def _compiler(vocabulary: Vocabulary) -> tuple[Any, int]:
-    """A compiler for these tokens, and the token that it takes for the end of a text."""
+def _tokenizer_info(vocabulary: Vocabulary) -> Any:
     import xgrammar
 
     end = vocabulary.end
-    if vocabulary.tokenizer is not None:
-        size = max(vocabulary.size, end + 1)
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            vocabulary.tokenizer, vocab_size=size, stop_token_ids=[end]
-        )
-    else:
+    if vocabulary.tokenizer is None:
         tokens = [*(vocabulary.spelled or ()), b"<end>"]
-        info = xgrammar.TokenizerInfo(tokens, stop_token_ids=[end])
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False), end
+        return xgrammar.TokenizerInfo(tokens, stop_token_ids=[end])
+    return xgrammar.TokenizerInfo.from_huggingface(
+        vocabulary.tokenizer, vocab_size=max(vocabulary.size, end + 1), stop_token_ids=[end]
+    )

@@ -40,8 +40,10 @@ class NoOutcome(ForerunError):
     """A law without mass."""
 
     def __init__(self, seq: Canvas) -> None:
-        spec = seq.history.sampling.constraint
-        asked = "" if spec is None else f"what {spec.argument} asks for cannot be spelled, "
+        constraint = seq.history.constraint
+        asked = "" if constraint is None else "nothing that the constraint allows can be spelled, "
+        if constraint is not None and constraint.error:
+            asked = f"the constraint cannot be followed ({constraint.error}), "
         super().__init__(
             f"no token is possible here: {asked}the sampling parameters forbid all of them, or the "
             f"model's logits are not numbers."

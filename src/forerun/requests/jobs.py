@@ -20,7 +20,7 @@ from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
-from forerun.errors import ForerunError
+from forerun.errors import BadOption, ForerunError
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
 from forerun.requests.model import DecodableModel
@@ -96,9 +96,22 @@ class Job:
             self.detokenizer.push(token)
             if self.stopped_by is None:
                 self.stopped_by = self.detokenizer.stopped_by
-        constraint = self.seq.history.constraint
-        finished = constraint is not None and constraint.finished
-        return "stop" if finished or self.stopped_by is not None else None
+        if self._is_complete():
+            return "stop"
+        return "stop" if self.stopped_by is not None else None
+
+    def _is_complete(self) -> bool:
+        """Is the text all that its constraint asks for, so that nothing may follow?"""
+        history = self.seq.history
+        if history.constraint is None or not history.constraint.finished:
+            return False
+        least = self.request.sampling.min_tokens
+        if history.generated < least:
+            raise BadOption(
+                f"min_tokens={least}, but what the constraint asks for is complete after "
+                f"{history.generated} tokens: leave min_tokens out."
+            )
+        return True
 
     @property
     def over(self) -> bool:
