@@ -160,6 +160,8 @@ class OnCanvas:
     """The languages of a canvas's stretches as the constraint of one sequence. Blanks outside of
     them are free."""
 
+    error = ""  # there is always a completion
+
     def __init__(self, stretches: Sequence[Stretch], canvas: Sequence[int], vocab: int):
         self.vocab = vocab
         tokens = np.array(canvas, np.int64)
