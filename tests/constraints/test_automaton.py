@@ -137,8 +137,9 @@ def test_an_expression_that_explodes_is_stopped_in_time(monkeypatch):
 
 
 def test_an_expression_that_explodes_is_stopped_in_memory(monkeypatch):
-    monkeypatch.setattr(regular, "MEGABYTES", 400)
-    with pytest.raises(BadOption, match="400 MB"):
+    monkeypatch.setattr(regular, "MEGABYTES", 300)
+    monkeypatch.setattr(regular, "SECONDS", 300)
+    with pytest.raises(BadOption, match="300 MB"):
         language_of_regex("(a|b)*a(a|b){22}")
 
 

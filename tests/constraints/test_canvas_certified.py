@@ -119,22 +119,25 @@ SAMPLINGS = [
 
 def holes_and_samplings(most=9):
     """Of holes with at most so many blanks together: all outcomes are tried."""
-    small = [(prompt, regexes) for prompt, regexes in HOLES if prompt.count(None) <= most]
-    for prompt, regexes in small:
-        yield prompt, regexes, WARM
+    for prompt, regexes in HOLES:
+        if prompt.count(None) <= most:
+            yield prompt, regexes, WARM
     for sampling in SAMPLINGS[1:]:
-        yield *small[0], sampling
+        yield *HOLES[1], sampling
+    if most > 3:
+        yield *HOLES[0], SAMPLINGS[4]
 
 
 ANY_SUBSET = [
     ("sequential", {}),
-    *(("assd", {"k": k, "ahead": a}) for k in (1, 3) for a in ("none", "bonus", "whole", "every")),
+    ("assd", {"k": 1, "ahead": "none"}),
+    *(("assd", {"k": 3, "ahead": ahead}) for ahead in ("none", "whole", "every")),
 ]
 MASKED = [
     ("stepwise", {"block": 9}),
     ("stepwise", {"block": 2}),
     ("ssd", {"block": 9, "drafts": 3}),
-    ("ssd", {"block": 2, "drafts": 2, "tree": "chain"}),
+    ("ssd", {"block": 1, "drafts": 2, "tree": "chain"}),
 ]
 
 
@@ -158,7 +161,7 @@ def test_a_drafter_that_knows_of_no_constraint_changes_nothing():
 
 @pytest.mark.parametrize(("method", "options"), MASKED, ids=str)
 def test_masked_methods_have_the_constrained_law(method, options):
-    most = 4 if options["block"] == 2 else 3
+    most = 4 if options["block"] < 9 else 3
     for prompt, regexes, sampling in holes_and_samplings(most):
         certificate = certify(method, "masked", prompt, regexes, sampling, **options)
         assert certificate.holds, certificate
@@ -190,7 +193,7 @@ def test_texts_that_end_have_the_constrained_law(method, kind, options):
 
 ROUGH = [
     ("ancestral", {"steps": 1}),
-    ("ancestral", {"steps": 3}),
+    ("ancestral", {"steps": 2}),
     ("steps", {"steps": 1}),
     ("threshold", {"threshold": 0.0}),
     ("entropy-bounded", {"bound": 9.0}),
@@ -201,7 +204,7 @@ ROUGH = [
 @pytest.mark.parametrize(("method", "options"), ROUGH, ids=str)
 def test_blanks_that_are_decided_at_once_never_come_to_a_dead_end(method, options):
     """All mass is on texts of the languages, and the method is approximate as before."""
-    for prompt, regexes in HOLES:
+    for prompt, regexes in HOLES[:2]:
         law = method_law(
             method, TARGET, prompt, mask=MASK, spelled=SPELLED, **WARM, **options,
             **asks(prompt, regexes),
@@ -227,7 +230,7 @@ def test_blanks_that_are_decided_at_once_never_come_to_a_dead_end(method, option
     ids=str,
 )
 def test_blocks_that_are_decided_at_once_never_come_to_a_dead_end(method, options):
-    for sampling, eos, regex in GENERATED:
+    for sampling, eos, regex in GENERATED[1:3]:
         law = method_law(
             method, TARGET, [0, 1], mask=MASK, eos=eos, spelled=SPELLED, regex=regex,
             family=Block(MASK, 4), **sampling, **options,
