@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forerun.constraints.base import Constraint, bitmask
+from forerun.constraints.base import Constraint, bitmask, bitmask_without
 from forerun.constraints.engines import Grammar, compiled
 from forerun.constraints.left_to_right import LeftToRight
 from forerun.constraints.spec import ConstraintSpec
@@ -54,14 +54,15 @@ def constraint_of(
     first = list(canvas).index(BLANK)
     _check_order(request, canvas[first:])
     allowed = request.sampling.allowed_tokens
-    possible = set(range(model.vocab) if allowed is None else allowed)
-    possible -= forbidden | set(model.family.impossible_tokens)
+    possible_W = bitmask_without(forbidden.union(model.family.impossible_tokens), model.vocab)
+    if allowed is not None:
+        possible_W = possible_W & bitmask(allowed, model.vocab)
     return LeftToRight(
         grammar.language(),
         first,
         stop_tokens(model, request.sampling),
         model.vocab,
-        bitmask(possible, model.vocab),
+        possible_W,
     )
 
 
