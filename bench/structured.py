@@ -141,8 +141,11 @@ def validity(asked: argparse.Namespace) -> None:
 
 
 def format_checker(jsonschema: Any) -> Any:
-    """As RFC 3339 has it: the library's own check of times knows no time zone."""
-    checker = jsonschema.FormatChecker(formats=("date", "uuid", "ipv4"))
+    """As RFC 3339 has it: the library's own checks know no time zone and no year 0."""
+    checker = jsonschema.FormatChecker(formats=("uuid", "ipv4"))
+    checker.checks("date", raises=ValueError)(
+        lambda text: bool(date.fromisoformat(re.sub("^0000-", "2000-", text)))
+    )
     time_of_day = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.I)
     checker.checks("time")(lambda text: time_of_day.fullmatch(text) is not None)
     return checker
