@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schemas import LEVELS, openapi_schemas, schemas
+from schemas import openapi_schemas, schemas
 
 import forerun
 from forerun.checkpoints import resolve
@@ -79,7 +79,12 @@ def keep(part: str, found: Any) -> None:
     """Write down what was measured, with machine and date."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     entry = {"machine": machine(), "date": str(date.today()), **found}
-    kept.setdefault(part, {})[found.get("key", machine())] = entry
+    others = kept.setdefault(part, {}).get(found["key"], {}).get("levels", [])
+    if "levels" in entry:  # measured one after the other
+        now = {one["level"] for one in entry["levels"]}
+        entry["levels"] += [one for one in others if one["level"] not in now]
+        entry["levels"].sort(key=lambda one: one["level"])
+    kept[part][found["key"]] = entry
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps({part: entry}, indent=1))
 
@@ -91,7 +96,7 @@ def validity(asked: argparse.Namespace) -> None:
     """How many of the texts are finished, how many of those are valid, and what a forward gives."""
     import jsonschema
 
-    cases = list(schemas(asked.schemas))
+    cases = [one for one in schemas(asked.schemas) if asked.level in (None, one[0])]
     if asked.openapi:
         cases = [(0, schema) for schema in openapi_schemas(asked.openapi)]
     model = forerun.load(asked.model, lanes=asked.batch[-1], device=asked.device)
@@ -106,7 +111,7 @@ def validity(asked: argparse.Namespace) -> None:
     jobs.run()
     results = jobs.results()
     levels = []
-    for level in range(0 if asked.openapi else 1, 1 if asked.openapi else LEVELS + 1):
+    for level in sorted({number for number, _ in cases}):
         mine = [(r, s) for r, (n, s) in zip(results, cases) if n == level]
         finished = [(r, s) for r, s in mine if r.finish_reason == "stop"]
         checker = format_checker(jsonschema)
@@ -136,8 +141,11 @@ def validity(asked: argparse.Namespace) -> None:
 
 
 def format_checker(jsonschema: Any) -> Any:
-    """As RFC 3339 has it: the library's own check of times knows no time zone."""
-    checker = jsonschema.FormatChecker(formats=("date", "uuid", "ipv4"))
+    """As RFC 3339 has it: the library's own checks know no time zone and no year 0."""
+    checker = jsonschema.FormatChecker(formats=("uuid", "ipv4"))
+    checker.checks("date", raises=ValueError)(
+        lambda text: bool(date.fromisoformat(re.sub("^0000-", "2000-", text)))
+    )
     time_of_day = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.I)
     checker.checks("time")(lambda text: time_of_day.fullmatch(text) is not None)
     return checker
@@ -391,6 +399,7 @@ def main() -> None:
     parser.add_argument("--model", default="zoo:ar")
     parser.add_argument("--method", default="ar", choices=METHODS)
     parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--level", type=int, help="only one of the five")
     parser.add_argument("--openapi")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--max-tokens", type=int, default=192)

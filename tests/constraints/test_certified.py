@@ -34,6 +34,13 @@ def test_methods_have_the_law_of_the_definition(method):
         assert certificate.holds, certificate
 
 
+@pytest.mark.parametrize("method", ["ar", "lookup", "speculative", "lookahead"])
+def test_so_they_have_with_the_other_engine(method):
+    pytest.importorskip("xgrammar")
+    for certificate in certify_each(constrained_cases(method, grammar_engine="xgrammar")):
+        assert certificate.holds, certificate
+
+
 @pytest.mark.parametrize("method", ORDERED)
 def test_the_packages_own_reference_agrees_with_the_definition(method):
     for case in constrained_cases(method):

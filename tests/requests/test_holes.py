@@ -7,7 +7,7 @@ import pytest
 
 from forerun.errors import BadOption, NotAble
 from forerun.requests.infill import Infilled
-from tests.helpers import model, run
+from tests.helpers import ROOT, model, run
 
 pytest.importorskip("outlines_core")
 
@@ -188,3 +188,19 @@ def test_the_command_line_refuses_a_bad_hole_in_one_line(hole):
     done = run("infill", "--model", "zoo:masked", "x = <|fill:2|>", "--hole", hole)
     assert isinstance(done.exception, BadOption)
     assert "--hole" in str(done.exception) and "\n" not in str(done.exception)
+
+
+def test_the_example_fills_holes_with_names_in_scope(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import names_in_scope
+
+    monkeypatch.setattr("sys.argv", ["names_in_scope.py"])
+    names_in_scope.main()
+    written = capsys.readouterr().out
+    assert "hole" not in written and "fill" not in written
+    for function in names_in_scope.FUNCTIONS:
+        head = function.split("\n", 1)[0]
+        assert head in written
+    names = {name for f in names_in_scope.FUNCTIONS for name in names_in_scope.names_in_scope(f)}
+    for found in re.findall(r"return (.*)", written):
+        assert found in names

@@ -24,8 +24,8 @@ from forerun.certify.reference import (
     Prompt,
     reference_law,
     stepwise_law,
+    vocabulary_of,
 )
-from forerun.constraints.vocabulary import Vocabulary
 from forerun.engine.engine import MakeSampler
 from forerun.errors import BadOption, NotAble
 from forerun.families.any_subset import AnySubset
@@ -126,7 +126,7 @@ def table_model(
         threaded=False,  # many small ones, each for a moment
     )
     if spelled is not None:
-        model.vocabulary = Vocabulary(model.vocab, spelled=spelled)
+        model.vocabulary = vocabulary_of(tuple(spelled))
     return model
 
 

@@ -9,6 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ def blanks_of(canvas: Prompt) -> list[int]:
     return [i for i, token in enumerate(canvas) if token is None]
 
 
+@cache
+def vocabulary_of(spelled: tuple[bytes, ...]) -> Vocabulary:
+    """A vocabulary for which grammars are compiled once, whoever asks."""
+    return Vocabulary(len(spelled), spelled=spelled)
+
+
 class Asked:
     """What a request asks for: a canvas, sampling parameters, tokens that end the text and tokens
     that are never written."""
@@ -50,7 +57,7 @@ class Asked:
         self.sampling = sampling
         self._vocabulary: Vocabulary | None = None
         if spelled is not None:
-            self._vocabulary = Vocabulary(len(spelled), spelled=spelled)
+            self._vocabulary = vocabulary_of(tuple(spelled))
         self.canvas = (*prompt, *[None] * (sampling.max_tokens or 0))
         ends = frozenset() if sampling.ignore_eos else frozenset(eos)
         stops = frozenset(sampling.stop_token_ids)

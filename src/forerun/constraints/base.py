@@ -6,6 +6,7 @@ L rows, V vocabulary, W = V / 32 words of a bitmask: token v is bit v % 32 of wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -100,8 +101,18 @@ def words(vocab: int) -> int:
 def bitmask(tokens: Iterable[int], vocab: int) -> np.ndarray:
     """Some tokens as a bitmask [W]."""
     flags_V = np.zeros(words(vocab) * BITS, np.uint8)
-    flags_V[list(tokens)] = 1
+    flags_V[tokens if isinstance(tokens, range) else list(tokens)] = 1
     return np.packbits(flags_V, bitorder="little").view(np.int32)
+
+
+def bitmask_without(tokens: Iterable[int], vocab: int) -> np.ndarray:
+    """All tokens but some as a bitmask [W]."""
+    return ~bitmask(tokens, vocab) & _everything(vocab)
+
+
+@lru_cache(maxsize=16)
+def _everything(vocab: int) -> np.ndarray:
+    return bitmask(range(vocab), vocab)
 
 
 def tokens_of(mask_W: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Generic
 
 import numpy as np
 
-from forerun.constraints.base import Language, State, bitmask, only_token
+from forerun.constraints.base import Language, State, bitmask, bitmask_without, only_token
 from forerun.errors import BadOption
 
 ANY = -1  # every bit of a word
@@ -34,7 +34,7 @@ class LeftToRight(Generic[State]):
         self.next = first
         self.ends = ends
         self._ends_W = bitmask(ends, vocab)
-        self._possible_W = bitmask(range(vocab), vocab) if possible is None else possible
+        self._possible_W = bitmask_without((), vocab) if possible is None else possible
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
             raise BadOption(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.constraints.base import bitmask, words
+from forerun.constraints.base import bitmask_without, words
 from forerun.constraints.matching import MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
@@ -49,7 +49,7 @@ class _Matcher:
     def __init__(self, matcher: Any, vocab: int, end: int):
         self._matcher = matcher
         self._words = words(vocab)
-        self._ordinary_W = bitmask((t for t in range(vocab) if t != end), vocab)
+        self._ordinary_W = bitmask_without([end] if end < vocab else [], vocab)
 
     def consume(self, token: int) -> bool:
         return self._matcher.try_consume_tokens([token]) == 1

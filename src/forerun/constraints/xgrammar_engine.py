@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.constraints import xgrammar_worker
-from forerun.constraints.base import bitmask, words
+from forerun.constraints.base import bitmask_without, words
 from forerun.constraints.matching import MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
@@ -100,7 +100,7 @@ class _Matcher:
         self._matcher = matcher
         self._vocabulary = vocabulary
         vocab = vocabulary.size
-        self._ordinary_W = bitmask((t for t in range(vocab) if t != end), vocab)
+        self._ordinary_W = bitmask_without([end] if end < vocab else [], vocab)
         self._buffer_1W = np.zeros((1, words(max(vocab, end + 1))), np.int32)
 
     def consume(self, token: int) -> bool:

@@ -213,10 +213,15 @@ def model_law(logits_NV: Tensor, chain: ChainRows) -> Tensor:
 
 def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
     """Bitmasks as truth values, [R, V]."""
+    vocab = like_RV.shape[-1]
+    if like_RV.device.type == "cpu":
+        bytes_RN = np.ascontiguousarray(masks_RW).view(np.uint8)
+        bits_RV = np.unpackbits(bytes_RN, axis=-1, count=vocab, bitorder="little")
+        return torch.from_numpy(bits_RV.view(bool))
     packed_RW1 = array_to_device(masks_RW, like_RV.device)[:, :, None]
     bit_B = torch.arange(BITS, dtype=torch.int32, device=like_RV.device)
     flags_RV = ((packed_RW1 >> bit_B) & 1).view(len(masks_RW), -1)
-    return flags_RV[:, : like_RV.shape[-1]].bool()
+    return flags_RV[:, :vocab].bool()
 
 
 def greedy(logits_RV: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forerun.constraints.automaton import TokenAutomaton
-from forerun.constraints.base import Constraint, bitmask
+from forerun.constraints.base import Constraint, bitmask, bitmask_without
 from forerun.constraints.canvas import OnCanvas, Stretch
 from forerun.constraints.engines import Grammar, compiled
 from forerun.constraints.holes import Hole, automaton_of, ending_stretch
@@ -56,13 +56,16 @@ def constraint_of(
     if grammar is None:
         return None
     first = list(canvas).index(BLANK)
-    possible = set(range(model.vocab)) - never_written(model, request, forbidden)
+    allowed = request.sampling.allowed_tokens
+    possible_W = bitmask_without(forbidden.union(model.family.impossible_tokens), model.vocab)
+    if allowed is not None:
+        possible_W = possible_W & bitmask(allowed, model.vocab)
     return LeftToRight(
         grammar.language(),
         first,
         stop_tokens(model, request.sampling),
         model.vocab,
-        bitmask(possible, model.vocab),
+        possible_W,
     )
 
 
