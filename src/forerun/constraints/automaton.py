@@ -141,7 +141,7 @@ def token_automaton(language: ByteAutomaton, spelling: Spelling) -> TokenAutomat
     next_SC = next_ST[:, first_C]
     assert (next_SC[:, class_T] == next_ST).all(), "two classes of tokens have one hash"
     dead_S1 = np.full((language.states, 1), language.states, next_SC.dtype)
-    class_V = np.zeros(len(spelling), np.int32)
+    class_V = np.zeros(len(spelling), np.intp)  # of the kind that indexing is fastest with
     class_V[tokens] = 1 + class_T
     next_SC = np.concatenate([dead_S1, next_SC], 1).astype(np.int32)
     return TokenAutomaton(next_SC, class_V, language.final_S, language.start)
@@ -181,8 +181,7 @@ def restricted(automaton: TokenAutomaton, possible_V: np.ndarray) -> TokenAutoma
     """The same without tokens that are never written, so that no way counts on them."""
     left_V = np.where(possible_V, automaton.class_V, 0)
     kept_C, number_V = np.unique(np.append(left_V, 0), return_inverse=True)  # class 0 stays
-    class_V = number_V[:-1].astype(np.int32)
-    return replace(automaton, next_SC=automaton.next_SC[:, kept_C], class_V=class_V)
+    return replace(automaton, next_SC=automaton.next_SC[:, kept_C], class_V=number_V[:-1])
 
 
 def with_ends(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
