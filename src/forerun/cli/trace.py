@@ -28,7 +28,11 @@ COLOURS = {
     "edited": "bold magenta",
     "forced": "blue",
 }
-OTHER_COLOURS = ("bright_blue", "bright_red", "bright_black")  # for the reasons of methods from outside
+OTHER_COLOURS = (
+    "bright_blue",
+    "bright_red",
+    "bright_black",
+)  # for the reasons of methods from outside
 REJECTED = "red strike"
 PICTURE_WIDTH = 110
 
