@@ -46,15 +46,20 @@ CUDA = torch.device("cuda")
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
 ROWS = (1, 16, 32, 64, 128, 512)
 TILE_HEIGHTS = (16, 32, 64, 128)
+BITS_ROWS = (64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 1000, 1024)
 SHARED = 220_000  # bytes of shared memory that a program may use
 
 
 def tilings(rows: int, gated: bool) -> list[ProductTiling]:
     """What may be worth trying for so many rows."""
     heights = [height for height in TILE_HEIGHTS if height >= min(rows, 128)][:1]
+    outputs_inputs = ((32, 64, 128), (128, 256))
+    if rows > 64:  # several low tiles, too
+        heights = [64, 128]
+        outputs_inputs = ((64, 128, 256), (64, 128))
     found = []
     for height, outputs, inputs, stages, transposed, warps in itertools.product(
-        heights, (32, 64, 128), (128, 256), (3, 4, 5), (False, True), (4, 8)
+        heights, *outputs_inputs, (3, 4, 5), (False, True), (4, 8)
     ):
         matrix = outputs * inputs * 2 * (1 + gated)
         numbers = height * outputs * (1 + gated)  # that are added up, in registers
@@ -158,6 +163,11 @@ class Product:
         among = matmul.fixed_product(x, weight, tiling, gated=gated)
         return not torch.equal(alone[0], among[0])
 
+    def library_keeps_bits(self, rows: int) -> bool:
+        x, options = self.arguments(rows)
+        added = options["onto"] is not None
+        return matmul.library_keeps_bits(x, self.weights[0].t(), None, options["gated"], added)
+
     def whole(self, rows: int, **how: bool) -> float:
         """With everything that belongs to it, as forwards do it."""
         x, options = self.arguments(rows)
@@ -196,7 +206,7 @@ def compile_one(job: tuple[bool, bool, int, ProductTiling]) -> str | None:
     return None
 
 
-def tune(names: Sequence[str], speed: float, path: Path | None) -> None:
+def tune(names: Sequence[str], rows: Sequence[int], speed: float, path: Path | None) -> None:
     """Try all tilings for the matrices of some shapes."""
     kinds = {
         (gated, bool(also.get("onto")), matmul.parts_of(outputs, inputs, gated)[0])
@@ -207,8 +217,7 @@ def tune(names: Sequence[str], speed: float, path: Path | None) -> None:
     jobs = [
         (*kind, tiling)
         for kind in kinds
-        for rows in ROWS[1:-1]
-        for tiling in tilings(rows, kind[0])
+        for tiling in {tiling for count in rows for tiling in tilings(count, kind[0])}
     ]
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_one, jobs, chunksize=4) if error]
@@ -218,12 +227,12 @@ def tune(names: Sequence[str], speed: float, path: Path | None) -> None:
         shape = DecoderSizes(name)
         for matrix, sizes in shape.matrices.items():
             product = Product(*sizes)
-            for rows in ROWS:
-                row = tune_one(product, rows, speed)
+            for count in rows:
+                row = tune_one(product, count, speed)
                 found.append(dict(shape=name, matrix=matrix, **row))
                 best = ", ".join(f"{tiling} {times:.3f}" for tiling, times in row["best"][:2])
                 print(
-                    f"{name:14} {matrix:8} {rows:3} rows, floor {row['floor']:.1f} us, library "
+                    f"{name:14} {matrix:8} {count:3} rows, floor {row['floor']:.1f} us, library "
                     f"{row['library']:.3f}, other bits {row['other_bits']}: {best}",
                     flush=True,
                 )
@@ -276,6 +285,18 @@ def products(shape: DecoderSizes, speed: float) -> None:
             )
         del product
         torch.cuda.empty_cache()
+
+
+def library_bits(shape: DecoderSizes) -> None:
+    """Which of the library's products have our bits, by number of rows."""
+    for library in ("cublas", "cublaslt"):
+        torch.backends.cuda.preferred_blas_library(library)
+        for name, matrix in shape.matrices.items():
+            product = Product(*matrix)
+            kept = [rows for rows in BITS_ROWS if product.library_keeps_bits(rows)]
+            print(f"{library:8} {name:8} has our bits at {kept} of {BITS_ROWS} rows", flush=True)
+            del product
+    torch.backends.cuda.preferred_blas_library("default")
 
 
 def half(*size: int) -> torch.Tensor:
@@ -398,6 +419,8 @@ def main() -> None:
     parser.add_argument(
         "--tune", nargs="*", metavar="SHAPE", help="try other tilings for the matrices of these"
     )
+    parser.add_argument("--bits", action="store_true", help="only: which products keep our bits")
+    parser.add_argument("--rows", nargs="*", type=int, default=ROWS, help="how many, for --tune")
     parser.add_argument("--json", type=Path, help="where to write what --tune finds")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -406,9 +429,12 @@ def main() -> None:
         speed = bandwidth(CUDA)
         print(f"{torch.cuda.get_device_name()}, a copy moves {speed / 1e12:.2f} TB/s")
         if arguments.tune is not None:
-            tune(arguments.tune or [arguments.shape], speed, arguments.json)
+            tune(arguments.tune or [arguments.shape], arguments.rows, speed, arguments.json)
             return
         shape = DecoderSizes(arguments.shape)
+        library_bits(shape)
+        if arguments.bits:
+            return
         products(shape, speed)
         others(shape)
         rules(shape)

@@ -79,11 +79,12 @@ def keep(part: str, found: Any) -> None:
     """Write down what was measured, with machine and date."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     entry = {"machine": machine(), "date": str(date.today()), **found}
-    others = kept.setdefault(part, {}).get(found["key"], {}).get("levels", [])
-    if "levels" in entry:  # measured one after the other
-        now = {one["level"] for one in entry["levels"]}
-        entry["levels"] += [one for one in others if one["level"] not in now]
-        entry["levels"].sort(key=lambda one: one["level"])
+    before = kept.setdefault(part, {}).get(found["key"], {})
+    for rows, name in (("levels", "level"), ("rows", "batch")):  # measured one after the other
+        now = {one.get(name) for one in entry.get(rows, [])}
+        earlier = [one for one in before.get(rows, []) if one.get(name) not in now]
+        if now and earlier:
+            entry[rows] = sorted([*entry[rows], *earlier], key=lambda one: one[name])
     kept[part][found["key"]] = entry
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps({part: entry}, indent=1))
@@ -239,15 +240,17 @@ def _rate(results: Sequence[Any], times: Sequence[float]) -> float:
 
 
 def _take_turns(contestants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round. On a CPU those that the process had: the machine may be shared."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
         for name, run in contestants.items():
-            began = time.perf_counter()
+            began = clock()
             run()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if turn:  # the first one warms up
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return times
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol, get_type_hints
 
@@ -207,7 +208,15 @@ def method_named(name: str | Method) -> Method:
 
 
 def _outside(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=f"forerun.{kind}")}
+    return _installed(kind, entry_points, tuple(sys.path))
+
+
+@lru_cache
+def _installed(
+    kind: str, find: Callable[..., Iterable[EntryPoint]], path: tuple[str, ...]
+) -> dict[str, EntryPoint]:
+    """Looking through all packages takes milliseconds, so it is done once."""
+    return {point.name: point for point in find(group=f"forerun.{kind}")}
 
 
 def names(kind: str) -> list[str]:

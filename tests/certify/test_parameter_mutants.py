@@ -12,6 +12,7 @@ import torch
 import forerun.engine.engine as engine_file
 import forerun.families.base as base_file
 import forerun.probability.logits as logits_file
+import forerun.probability.pending as pending_file
 import forerun.sequence.question as question_file
 from forerun.certify.cases import deep_cases
 from forerun.drafters.autoregressive import ModelDrafter
@@ -85,13 +86,13 @@ def test_bias_after_the_penalties_is_caught(monkeypatch, method):
 
 @pytest.mark.parametrize("method", ANYWHERE)
 def test_min_p_before_top_p_is_caught(monkeypatch, method):
-    def warped(logits_RV, sampling):
+    def row_laws(logits_RV, sampling):
         first = original(logits_RV, [replace(s, top_p=1.0) for s in sampling])
         then = [replace(s, temperature=1.0, top_k=0, min_p=0.0) for s in sampling]
         return original(first.log(), then)
 
-    original = logits_file.warped
-    monkeypatch.setattr(logits_file, "warped", warped)
+    original = pending_file.row_laws
+    monkeypatch.setattr(pending_file, "row_laws", row_laws)
     assert any_caught(method, "top_p", "min_p")
 
 

@@ -79,13 +79,13 @@ def test_at_temperature_zero_tokens_are_compared(monkeypatch):
 
 def test_tokens_that_the_reference_cannot_write_refute(monkeypatch):
     """Generation that ignores top_k is refuted, though no bettor staked on it."""
-    import forerun.probability.logits
+    import forerun.probability.pending
 
-    m, original = fresh(), forerun.probability.logits.warped
+    m, original = fresh(), forerun.probability.pending.row_laws
     calls = {"top_k": True}
     monkeypatch.setattr(
-        forerun.probability.logits,
-        "warped",
+        forerun.probability.pending,
+        "row_laws",
         lambda logits, s: original(
             logits, s if calls["top_k"] else [replace(x, top_k=0) for x in s]
         ),

@@ -326,6 +326,6 @@ def test_certification_notices_decisions_at_once_that_nobody_checked(monkeypatch
 
 def test_certification_notices_confidence_that_ignores_the_constraint(monkeypatch):
     """Then other blanks are decided first."""
-    monkeypatch.setattr("forerun.engine.engine.model_law", lambda logits, chain: logits.softmax(-1))
+    monkeypatch.setattr("forerun.engine.engine.own_logits", lambda logits, chains: logits)
     certificate = certify("stepwise", "masked", *HOLES[0], {"temperature": 2.0}, block=9)
     assert caught(certificate)

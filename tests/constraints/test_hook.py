@@ -138,3 +138,25 @@ def test_constrained_and_other_sequences_share_a_batch():
     chains = [ChainRows(free, [], [0]), ChainRows(one.history, [], [0], positions=[2])]
     laws = laws_from_logits(torch.zeros(2, VOCAB), chains)
     assert [int((law > 0).sum()) for law in laws] == [VOCAB, 2]
+
+
+def test_an_engine_that_fails_ends_its_own_sequence_only():
+    class Failing(Words):
+        def allowed(self, state):
+            if state:
+                raise RuntimeError("too much")
+            return super().allowed(state)
+
+    one = sequence((5, 6), (5, 9))
+    failing = LeftToRight(Failing((5, 6)), 2, frozenset([END]), VOCAB)
+    other = TokenHistory(
+        Sampling(temperature=0.0), np.array([1]), VOCAB, frozenset([END]), constraint=failing
+    )
+    other.add(5, 2)
+    chains = [
+        ChainRows(other, [], [0], positions=[3]),
+        ChainRows(one.history, [5], [1], positions=[3]),
+    ]
+    laws = laws_from_logits(torch.zeros(2, VOCAB), chains)
+    assert not (laws[0] > 0).any() and int((laws[1] > 0).sum()) == 2
+    assert "too much" in failing.error and not failing.met

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+import forerun
 from forerun.backbones.table import TableBackbone
 from forerun.certify.cases import SAMPLINGS as CERTIFIED
 from forerun.certify.enumeration import certify_case
+from forerun.engine import graphs as graphs_file
+from forerun.engine import prefetch as prefetch_file
+from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
-from forerun.engine.prefetch import Prefetch
+from forerun.engine.prefetch import TokenPrefetch
 from forerun.families.base import ChainScorer
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
@@ -19,6 +23,7 @@ from forerun.probability.outcomes import Outcome
 from forerun.registry import BUILT_IN, NoOptions, method
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.rows import Plan, causal_rows, next_token_plan
+from tests import kernels_in_torch
 from tests.helpers import PROMPTS, fresh, stepped
 
 SAMPLINGS = {
@@ -246,7 +251,7 @@ def test_its_law_is_certified(sampling, eos, ahead):
 MUTANTS = {
     "believing every guess": (
         "matches",
-        lambda self, ticket: ticket in self.plans and ticket.waits_for.host is self.host,
+        lambda self, ticket: ticket in self.foreseen and ticket.waits_for.host is self.host,
     ),
     "mixing up who is left": ("logits_of", lambda self, tickets: self.logits_RV[: len(tickets)]),
     "reading another's token": ("batch", None),
@@ -256,10 +261,14 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_its_mutants_are_caught(mutant, ahead, monkeypatch):
     name, body = MUTANTS[mutant]
-    original = Prefetch.batch
-    monkeypatch.setattr(
-        Prefetch, name, body or (lambda self, drawn_B: original(self, drawn_B.roll(1)))
-    )
+    original = TokenPrefetch.batch
+
+    def another(self, applied):
+        batch = original(self, applied)
+        batch.drawn_T = batch.drawn_T.roll(1)
+        return batch
+
+    monkeypatch.setattr(TokenPrefetch, name, body or another)
     with pytest.raises(AssertionError):
         test_what_was_begun_for_a_text_that_ended_is_left_alone(ahead)
         test_what_is_asked_instead_is_answered(ahead)
@@ -273,3 +282,72 @@ def test_only_plain_text_has_a_plan_one_token_later():
     assert next_token_plan(Plan(plan.rows, [np.array([1, 2])], 3, causal=3)) is None
     assert next_token_plan(Plan(plan.rows, [np.array([2])], 3)) is None
     assert next_token_plan(Plan(plan.rows, [np.array([2])], 2, causal=2)) is None
+
+
+@pytest.fixture
+def chains(ahead, monkeypatch):
+    """Guesses go ahead too, though models are small: over fixed memory, as captured forwards do."""
+    pytest.importorskip("triton")
+    kernels_in_torch.use(monkeypatch)
+    monkeypatch.setattr(prefetch_file, "LEAST_COST", 0)
+    return ahead
+
+
+def guessing(lanes, **options):
+    m = forerun.load("tiny:llama", lanes=lanes, max_context=128, graphs=True)
+    how = dict(method="jacobi", block=4, max_tokens=40, ignore_eos=True, **options)
+    return m, how
+
+
+@pytest.mark.parametrize("sampling,lanes", [("greedy", 1), ("sampled", 3), ("penalised", 2)])
+def test_guesses_go_ahead_by_as_many_tokens_as_are_accepted(sampling, lanes, chains, monkeypatch):
+    m, how = guessing(lanes, **SAMPLINGS[sampling])
+    went = said(m.generate(PROMPTS[:3], **how))
+    assert len(chains) > 5
+    accepted = {e.accepted for r in m.generate(PROMPTS[:3], **how) for e in r.trace if e.drafted}
+    assert len(accepted) > 1 or sampling != "greedy"
+    monkeypatch.setattr(Engine, "prefetches", False)
+    m, how = guessing(lanes, **SAMPLINGS[sampling])
+    assert went == said(m.generate(PROMPTS[:3], **how))
+
+
+def test_slots_that_guesses_were_written_to_in_vain_are_not_believed(chains):
+    """The next request finds the lane as if nothing had gone ahead."""
+    m, how = guessing(1)
+    text = m.generate(PROMPTS[0], **how).token_ids
+    for end in range(8, 22):
+        # It ends in the midst of what went ahead; then the guess of before is what is asked for.
+        stopped = m.generate(PROMPTS[0], **{**how, "stop_token_ids": [text[end]]})
+        last = [event for event in stopped.trace if event.forward == stopped.trace[-1].forward]
+        decided = sum(len(event.tokens) for event in last)
+        known = stopped.token_ids[: len(stopped.token_ids) - decided]
+        again = [*PROMPTS[0], *known, *last[0].drafted]
+        asked = dict(method="ar", max_tokens=3, ignore_eos=True, logprobs=1)
+        after = m.generate(again, **asked).logprobs
+        for memo in m.host.memos:
+            memo.forget()
+        whole = m.generate(again, **asked).logprobs
+        assert [round(one["logprob"], 4) for one in after] == [
+            round(one["logprob"], 4) for one in whole
+        ]
+
+
+CHAIN_MUTANTS = {
+    "rows that are not moved on": (graphs_file.StaticBatch, "fill", "moved"),
+    "slots that are still believed": (Memo, "keep", None),
+}
+
+
+@pytest.mark.parametrize("mutant", CHAIN_MUTANTS)
+def test_mutants_of_guesses_are_caught(mutant, chains, monkeypatch):
+    owner, name, cleared = CHAIN_MUTANTS[mutant]
+    original = getattr(owner, name)
+
+    def without(self, batch, tiles):
+        setattr(batch, cleared, None)
+        original(self, batch, tiles)
+
+    monkeypatch.setattr(owner, name, without if cleared else lambda self, rows: None)
+    with pytest.raises(AssertionError):
+        test_slots_that_guesses_were_written_to_in_vain_are_not_believed(chains)
+        test_guesses_go_ahead_by_as_many_tokens_as_are_accepted("greedy", 1, chains, monkeypatch)

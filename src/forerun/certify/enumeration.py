@@ -52,8 +52,8 @@ class Path:
         self.probability = 1.0
 
     def choose(self, law: list[float]) -> int:
-        if not any(law):
-            return -1  # as in production: a law without mass has no outcome
+        if not any(p > 0 for p in law):
+            return -1  # as in production: a law without mass, or of no numbers, has no outcome
         if len(self.taken) < len(self.fixed):
             outcome = self.fixed[len(self.taken)]
         else:

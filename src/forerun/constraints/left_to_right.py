@@ -35,6 +35,7 @@ class LeftToRight(Generic[State]):
         self.ends = ends
         self._ends_W = bitmask(ends, vocab)
         self._possible_W = bitmask_without((), vocab) if possible is None else possible
+        self._failure = ""
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
             raise BadOption(
@@ -49,7 +50,21 @@ class LeftToRight(Generic[State]):
         prefixes: Sequence[int],
         positions: Sequence[int],
     ) -> np.ndarray:
-        if self._state is None:  # something went wrong: nothing more may be written
+        try:
+            return self._masks(chain, prefixes, positions)
+        except Exception as error:  # of an engine: it must not reach those who share the batch
+            self._fail(error)
+            return self._masks(chain, prefixes, positions)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing more may be written."""
+        self._state = None
+        self._failure = f"{type(error).__name__}: {error}"
+
+    def _masks(
+        self, chain: Sequence[int], prefixes: Sequence[int], positions: Sequence[int]
+    ) -> np.ndarray:
+        if self._state is None:
             return np.zeros((len(prefixes), len(self._ends_W)), np.int32)
         masks_LW = np.full((len(prefixes), len(self._ends_W)), ANY, np.int32)
         states = self._states(chain, max(prefixes, default=0))
@@ -118,7 +133,7 @@ class LeftToRight(Generic[State]):
 
     @property
     def error(self) -> str:
-        return self.language.error
+        return self._failure or self.language.error
 
     @property
     def met(self) -> bool:

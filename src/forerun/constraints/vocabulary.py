@@ -54,12 +54,11 @@ class Vocabulary:
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns, made once for this vocabulary."""
         with self._lock:
-            if key not in self._made:
-                made = make()
-                while len(self._made) >= MOST_KEPT:
-                    self._made.pop(next(iter(self._made)))
-                self._made[key] = made
-            return self._made[key]
+            made = self._made.pop(key) if key in self._made else make()
+            while len(self._made) >= MOST_KEPT:  # the one that was not used for the longest time
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = made
+            return made
 
 
 def longest_first(text: bytes, spelled: Sequence[bytes]) -> list[int]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from forerun.drafters.base import NO_DRAFT, Draft
 from forerun.families.base import ChainScorer
 from forerun.options import check_positive
-from forerun.probability.acceptance import sample_token
-from forerun.probability.distributions import tempered
 from forerun.sequence.canvas import Canvas
 
 
@@ -30,11 +26,7 @@ class ModelDrafter:
     async def propose(self, seq: Canvas, k: int) -> Draft:
         if not self.model.family.can_begin(seq):  # a hole at the very beginning
             return NO_DRAFT
-        tokens: list[int] = []
-        laws = []
-        while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):
-            q_V = tempered(await self.model.next_law(seq, tokens), self.draft_temperature)
-            drawn = await seq.draw(sample_token, q_V)
-            tokens.append(drawn.token)
-            laws.append(q_V)
-        return Draft(seq.next(len(tokens)), tokens, torch.stack(laws) if laws else None)
+        if not k:
+            return NO_DRAFT
+        written = await self.model.write_on(seq, k, self.draft_temperature)
+        return Draft(seq.next(len(written.tokens)), written.tokens, written.laws)

@@ -53,6 +53,12 @@ class Memo:
         self._held = plan.stored
         self._causal = min(plan.causal, plan.stored)
 
+    def keep(self, rows: int) -> None:
+        """Of plain text, note that only the first slots hold what they held: those behind them are
+        written over."""
+        self._held = rows
+        self._causal = rows
+
     def forget(self) -> None:
         self._held = 0
         self._causal = 0

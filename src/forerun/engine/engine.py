@@ -20,20 +20,18 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
+from forerun.engine.continuation import Continuations
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, stack
-from forerun.engine.prefetch import Prefetch
+from forerun.engine.pack import Batch
+from forerun.engine.prefetch import Prefetch, foresee
+from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.acceptance import Sampler
-from forerun.probability.logits import ChainRows, laws_from_logits, model_law
+from forerun.probability.logits import edited_logits, own_logits
 from forerun.probability.noise import Noise
-from forerun.probability.outcomes import Outcome, PackedOutcome, Token
-from forerun.probability.transfer import HostCopy
+from forerun.probability.pending import PendingLaws, made
 from forerun.sequence.canvas import Canvas, Draw
-from forerun.sequence.question import BlankLaws, Question
-
-MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
+from forerun.sequence.question import BlankLaws, Continuation, Question
 
 
 class NoOutcome(ForerunError):
@@ -73,7 +71,8 @@ class Engine:
         self.free_lanes = list(range(lanes))
         self.clock = Clock()
         self._prefetched: Prefetch | None = None
-        self._sampler = sampler
+        self.rules = Rules(sampler, graphs)
+        self._writers: dict[Host, Continuations] = {}
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -82,6 +81,8 @@ class Engine:
     ) -> Host:
         """Make room for a model: `room` slots in every lane."""
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs)
+        if self.rules.by_noise:
+            host.writer = self._writers[host] = Continuations(host)
         self.hosts.append(host)
         return host
 
@@ -147,7 +148,9 @@ class Engine:
         elif prefetched and (begun := [one for one in self.running if prefetched.matches(one)]):
             self._serve(begun, self._finish_prefetched)
         elif self.running:
-            self._serve(self._next_for_forward(), self._forward)
+            served = self._next_for_forward()
+            writing = next_to_write(served)
+            self._serve(writing or served, self._write if writing else self._forward)
         self.clock.total += time.perf_counter() - began
 
     def _next_for_forward(self) -> list[Running]:
@@ -267,64 +270,49 @@ class Engine:
         self._prefetched = None
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
-        outcomes: list[tuple[list[int], Outcome]] = []
+        applied: list[tuple[list[int], Applied]] = []
         for members in by_kind(draws):
             try:
-                outcomes.append((members, self._apply([draws[i] for i in members])))
+                applied.append((members, self.rules.apply([draws[i] for i in members])))
             except Exception as error:  # a rule that fails takes with it only those who use it
                 for i in members:
                     answers[i] = error
-        packed = [(members, PackedOutcome(outcome)) for members, outcome in outcomes]
-        copies = [HostCopy(one.tensor) for _, one in packed]
         self.clock.rules += time.perf_counter() - began
-        if len(outcomes) == 1 and len(outcomes[0][0]) == len(served):
-            self._prefetch(served, outcomes[0][1])
+        if applied:
+            self.clock.mark("rules", applied[0][1].packed.tensor.device)
+        if len(applied) == 1 and len(applied[0][0]) == len(served):
+            self._prefetch(served, applied[0][1])
         began = time.perf_counter()
-        for (members, one), copy in zip(packed, copies):
-            for i, row in zip(members, copy.numbers(), strict=True):
-                answers[i] = one.unpack(row) or NoOutcome(draws[i].seq)
+        for members, one in applied:
+            for i, outcome in zip(members, one.outcomes(), strict=True):
+                answers[i] = outcome or NoOutcome(draws[i].seq)
         if self._prefetched is not None:
-            self._prefetched.set_tokens([drawn_token(answer) for answer in answers])
+            self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
         return answers
 
-    def _prefetch(self, served: list[Running], outcome: Outcome) -> None:
+    def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
-        if not isinstance(outcome, Token) or len(served) != len(self.running):
+        if len(served) != len(self.running):
             return
-        drawn_B = outcome.columns()["token"]
-        works_on_its_own = drawn_B.device.type == "cuda"
+        works_on_its_own = applied.packed.tensor.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
-        prefetched = Prefetch.guess(served) if enabled else None
+        prefetched = foresee(served, applied) if enabled else None
         if prefetched is not None:
-            batch = prefetched.batch(drawn_B)
-            prefetched.logits_RV = self._timed_forward(prefetched.host, batch)
+            host = prefetched.host
+            batch = prefetched.batch(applied)
+            if batch.moved is not None and not host.runner.has_captured(batch):
+                return  # only a captured forward takes its positions from the device
+            prefetched.begin()
+            prefetched.logits_RV = self._timed_forward(host, batch)
         self._prefetched = prefetched
-
-    def _apply(self, draws: list[Draw[Any]]) -> Outcome:
-        """One rule for all who want it."""
-        arguments = [draw.arguments for draw in draws]
-        tensors = [a for row in arguments for a in row if isinstance(a, Tensor)]
-        # A drafter that counts makes its laws on the CPU; the rule runs on the model's device.
-        devices = [tensor.device for tensor in tensors]
-        device = next((d for d in devices if d.type != "cpu"), devices[0])
-        sampler = self._sampler([(draw.seq.noise_key, draw.seq.draws) for draw in draws])
-        batched = [stack(column, device) for column in zip(*arguments)]
-        outcome = draws[0].rule(*batched, sampler)
-        if not isinstance(outcome, Outcome):
-            raise NotAble(f"a rule must return an Outcome, not {type(outcome).__name__}.")
-        for name, column in outcome.columns().items():
-            if len(column) != len(draws):
-                raise NotAble(
-                    f"a rule must return one row per sequence: {name!r} has {len(column)} for "
-                    f"{len(draws)}."
-                )
-        self.clock.mark("rules", device)
-        return outcome
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""
+        return self._answers(served, self._run_plans(served))
+
+    def _run_plans(self, served: list[Running]) -> Tensor:
         host = host_of(served[0])
         plans = [question_of(one).plan for one in served]
         memos = [host.memos[one.lane] for one in served]
@@ -337,7 +325,18 @@ class Engine:
         logits_RV = self._timed_forward(host, batch)
         for memo, plan, start in zip(memos, plans, starts):
             memo.ran(plan, start)
-        return self._answers(served, logits_RV)
+        return logits_RV
+
+    def _write(self, served: list[Running]) -> Sequence[object]:
+        """Let one model write on for all who ask for so many tokens."""
+        host = host_of(served[0])
+        logits_BV = self._run_plans(served)
+        began = time.perf_counter()
+        asked = [continuation_of(one) for one in served]
+        written = self._writers[host].run(asked, [one.lane for one in served], logits_BV)
+        self.clock.mark("forward", host.device)
+        self.clock.forward += time.perf_counter() - began
+        return written
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
         """Answer those whose forward has begun already."""
@@ -347,8 +346,7 @@ class Engine:
         host = prefetched.host
         self.clock.mark("host", host.device)  # the time that the device waited, if it did
         for one in served:
-            plan = prefetched.plans[one]
-            host.memos[one.lane].ran(plan, plan.stored - 1)
+            host.memos[one.lane].ran(*prefetched.foreseen[one])
         return self._answers(served, prefetched.logits_of(served))
 
     def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
@@ -365,16 +363,28 @@ class Engine:
         began = time.perf_counter()
         questions = [question_of(one) for one in served]
         chains = [chain for question in questions for chain in question.chains]
-        rows = [chain.rows for chain in chains]
-        laws = iter(laws_from_logits(logits_RV, chains).split(rows))
-        logits = iter(logits_RV.split(rows))
+        edited_RV = edited_logits(logits_RV, chains)
+        own_RV = logits_RV
+        if any(question.with_model_law for question in questions):
+            own_RV = own_logits(logits_RV, chains)
         answers: list[object] = []
+        first = 0
         for one, question in zip(served, questions):
             one.last_question = question
-            pairs = [(next(logits), next(laws)) for _ in question.chains]
-            keep_for_logprobs(question, pairs)
-            parts = zip(question.chains, pairs)
-            answers.append([answer_of(question, chain, *pair) for chain, pair in parts])
+            answer: list[Tensor | BlankLaws] = []
+            for chain in question.chains:
+                rows = chain.rows
+                law = PendingLaws.of(edited_RV, first, rows, chain.history.sampling)
+                if question.seq.logprobs.wanted and not question.drafting:
+                    branch = len(answer)
+                    logits = logits_RV[first : first + rows]
+                    keep_for_logprobs(question, branch, logits, law)
+                if question.with_model_law:
+                    answer.append(BlankLaws(law, PendingLaws.of(own_RV, first, rows, None)))
+                else:
+                    answer.append(law)
+                first += rows
+            answers.append(answer)
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -385,20 +395,10 @@ def check_coroutine(started: object) -> None:
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
 
 
-def keep_for_logprobs(question: Question, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Keep (logits, law) of each branch, if log-probabilities are wanted."""
-    record = question.seq.logprobs
-    if record.wanted and not question.drafting:
-        for branch, (pair, positions) in enumerate(zip(pairs, question.positions)):
-            record.answered(branch, positions, *pair)
-
-
-def answer_of(
-    question: Question, chain: ChainRows, logits_NV: Tensor, law_NV: Tensor
-) -> Tensor | BlankLaws:
-    if question.with_model_law:
-        return BlankLaws(law_NV, model_law(logits_NV.to(law_NV.dtype), chain))
-    return law_NV
+def keep_for_logprobs(question: Question, branch: int, logits_NV: Tensor, law_NV: Tensor) -> None:
+    """Keep what one branch of a question read."""
+    positions = question.positions[branch]
+    question.seq.logprobs.answered(branch, positions, logits_NV, made(law_NV))
 
 
 def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
@@ -410,11 +410,6 @@ def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
     return list(kinds.values())
 
 
-def drawn_token(answer: object) -> int:
-    """The token that a sequence drew; 0 stands for one that drew none."""
-    return answer.token if isinstance(answer, Token) else 0
-
-
 def draw_of(one: Running) -> Draw[Any]:
     assert isinstance(one.waits_for, Draw)
     return one.waits_for
@@ -423,6 +418,18 @@ def draw_of(one: Running) -> Draw[Any]:
 def question_of(one: Running) -> Question:
     assert isinstance(one.waits_for, Question)
     return one.waits_for
+
+
+def continuation_of(one: Running) -> Continuation:
+    assert isinstance(one.waits_for, Continuation)
+    return one.waits_for
+
+
+def next_to_write(served: Sequence[Running]) -> list[Running]:
+    """Those who want a model to write on, as the first of them does."""
+    asked = [(one, one.waits_for) for one in served if isinstance(one.waits_for, Continuation)]
+    kinds = [(wanted.tokens, wanted.temperature) for _, wanted in asked]
+    return [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
 
 
 def host_of(one: Running) -> Host:

@@ -37,7 +37,7 @@ from forerun.engine.backbone import Backbone, SlotStorage
 from forerun.engine.cache import Slots
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, make_tiles
 from forerun.errors import NotAble
-from forerun.sequence.rows import HI, HORIZON
+from forerun.sequence.rows import HI, HORIZON, POSITION
 
 if TYPE_CHECKING:
     # the memory pool that all captures of a model share
@@ -116,10 +116,22 @@ class StaticBatch(Batch):
         self._host_rows = rows.reshape(6, -1)
         self._host_bounds = bounds.reshape(6, -1)
         rows_6T, self.reads_R, bounds_6N = self._device.split(parts)
-        rows_6T = rows_6T.view(6, -1)
-        self.tokens_T, self.positions_T, *_, self.slots_T = rows_6T
-        spans_3T = rows_6T[HORIZON : HI + 1]
-        self.tiles = Tiles(bounds_6N.view(6, -1), spans_3T, size.height, size.splits)
+        self._rows_6T = rows_6T.view(6, -1)
+        self._bounds_6N = bounds_6N.view(6, -1)
+        self.tokens_T, self.positions_T, *_, self.slots_T = self._rows_6T
+        spans_3T = self._rows_6T[HORIZON : HI + 1]
+        self.tiles = Tiles(self._bounds_6N, spans_3T, size.height, size.splits)
+
+    def set_tokens(self, tokens_T: Tensor, steps: int) -> None:
+        """Give rows of plain text, one per sequence, other tokens, so many positions on. Padding
+        stays where it is."""
+        self.tokens_T.copy_(tokens_T)
+        if steps:
+            on_T = (self.slots_T != self._scratch_slot).long() * steps
+            on_N = (self._bounds_6N[1] > 0).long() * steps
+            self._rows_6T[POSITION : HORIZON + 1] += on_T
+            self._rows_6T[5] += on_T
+            self._bounds_6N[3:] += on_N
 
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         if self._copied is not None:
@@ -137,6 +149,11 @@ class StaticBatch(Batch):
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
             self.tokens_T[:rows] = batch.drawn_T
+        if batch.moved is not None:
+            on_T = batch.moved.of_rows(rows)
+            self._rows_6T[POSITION : HORIZON + 1, :rows] += on_T
+            self._rows_6T[5, :rows] += on_T
+            self._bounds_6N[3:, : tiles.count] += batch.moved.of_rows(tiles.count)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 
@@ -177,28 +194,31 @@ class ForwardRunner(Generic[SlotStorage]):
                 self._always_by_kernels = False
                 batch.tiles = None
                 self.captured.clear()
-                warnings.warn(
-                    f"forwards of this model are not captured as graphs, which makes it slower"
-                    f"{lost}: {error}",
-                    stacklevel=2,
-                )
+                warn_not_captured("forwards", error, lost)
         on_start()
         if self._always_by_kernels:
             with current_device(batch.device):
-                return self._forward_by_kernels(batch, self._tiles(batch))
+                return self._forward_by_kernels(batch, self.tiles(batch))
         return self._forward_plain(batch)
 
-    def _tiles(self, batch: Batch) -> Tiles[np.ndarray]:
-        heads = self.backbone.heads
-        key_heads = self.backbone.key_heads
-        return make_tiles(batch, heads, key_heads, self._programs, self._tile_rows)
+    def tiles(self, batch: Batch, ahead: int = 0) -> Tiles[np.ndarray]:
+        """How attention takes a batch, also when its texts are so many tokens longer."""
+        heads = (self.backbone.heads, self.backbone.key_heads)
+        return make_tiles(batch, *heads, self._programs, self._tile_rows, ahead)
 
     def _forward_plain(self, batch: Batch) -> Tensor:
         return self.backbone.forward(batch, self.slots)
 
+    def has_captured(self, batch: Batch) -> bool:
+        """Would a forward of this batch be a replay?"""
+        return self.capture_enabled and self._size(batch)[1] in self.captured
+
+    def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
+        tiles = self.tiles(batch, ahead=batch.moved.most if batch.moved is not None else 0)
+        return tiles, CaptureSize.of(batch, tiles)
+
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
-        tiles = self._tiles(batch)
-        size = CaptureSize.of(batch, tiles)
+        tiles, size = self._size(batch)
         if size is None:
             on_start()
             return self._forward_by_kernels(batch, tiles)
@@ -247,6 +267,13 @@ class ForwardRunner(Generic[SlotStorage]):
         return reads * self.backbone.vocab * self.backbone.dtype.itemsize
 
 
+def warn_not_captured(what: str, error: Exception, lost: str = "") -> None:
+    warnings.warn(
+        f"{what} of this model are not captured as graphs, which makes it slower{lost}: {error}",
+        stacklevel=3,
+    )
+
+
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one: captures and Triton's kernels use that, and it need not be
     the model's."""
@@ -262,6 +289,11 @@ def attention_programs(device: torch.device) -> int:
 _capturing = threading.Lock()  # two at once would mix up what they set for the whole process
 
 
+def capturing_alone() -> AbstractContextManager[object]:
+    """For the time of a capture."""
+    return _capturing
+
+
 class CapturedForward:
     """One forward of a fixed size: on CUDA a graph, elsewhere the same code over fixed memory."""
 
@@ -275,7 +307,7 @@ class CapturedForward:
         self._fixed = fixed
         self._run: Callable[[], Tensor] = partial(forward, fixed)
         if fixed.device.type == "cuda":
-            with _capturing, fastest_blas(rows):
+            with capturing_alone(), fastest_blas(rows):
                 self._run = capture_graph(self._run, pool)
 
     def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,12 @@ class Work:
             self.slots += segment.end
 
 
+class Writer(Protocol):
+    """Writes on with a model, several tokens in one launch."""
+
+    def can_write(self, end: int, tokens: int) -> bool: ...
+
+
 class Host:
     """A backbone with its slots: one lane per sequence that is being decoded, `room` slots each.
 
@@ -55,6 +61,7 @@ class Host:
         self.memos = [Memo(room) for _ in range(lanes)]
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
+        self.writer: Writer | None = None  # where the engine has one
 
     @property
     def device(self) -> torch.device:
@@ -63,6 +70,14 @@ class Host:
     def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
         """The rows that must run: (lane, plan, first row of the plan that runs)."""
         return Batch(work, self.room, self.device)
+
+    def can_write(self, end: int, tokens: int) -> bool:
+        """Can the model write so many tokens by itself after a text that ends there?"""
+        return self.writer is not None and self.writer.can_write(end, tokens)
+
+    def forward_plain(self, batch: Batch) -> Tensor:
+        """Logits by the forward's plain code, as captures take it."""
+        return self.remove_impossible(self.backbone.forward(batch, self.slots))
 
     def remove_impossible(self, logits_RV: Tensor) -> Tensor:
         for token in self.impossible_tokens:

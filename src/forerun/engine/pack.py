@@ -38,6 +38,11 @@ class Segment(NamedTuple):
         return self.plan.rows.shape[1] - self.start
 
     @property
+    def is_plain_text(self) -> bool:
+        """Does every row see itself and all before it, and nothing else?"""
+        return self.plan.causal == self.plan.rows.shape[1]
+
+    @property
     def end(self) -> int:
         """How many slots the segment may look at."""
         return self.plan.rows.shape[1]
@@ -45,6 +50,18 @@ class Segment(NamedTuple):
     def rows_to_run(self) -> np.ndarray:
         """The five integers of the rows that must run, [5, rows]."""
         return self.plan.rows[:, self.start :]
+
+
+class Moved(NamedTuple):
+    """How far the rows of each sequence are to be moved on, on the device."""
+
+    steps_B: Tensor
+    most: int  # that any of them moves
+
+    def of_rows(self, rows: int) -> Tensor:
+        """The steps of every row, where sequences have equally many."""
+        each = rows // len(self.steps_B)
+        return self.steps_B[:, None].expand(-1, each).reshape(-1)
 
 
 class Batch:
@@ -55,6 +72,8 @@ class Batch:
     tiles: Tiles[Tensor] | None = None
     # The rows' tokens, where they were drawn on the device and the host does not know them yet.
     drawn_T: Tensor | None = None
+    # and how much further on they stand, where the host does not know that either
+    moved: Moved | None = None
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         """`work` is (lane, plan, first row that must run) of every sequence."""
@@ -71,6 +90,10 @@ class Batch:
         self.reads = reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
+
+    @property
+    def is_plain_text(self) -> bool:
+        return bool(self.segments) and all(segment.is_plain_text for segment in self.segments)
 
     @cached_property
     def _integers(self) -> tuple[Tensor, ...]:
@@ -211,27 +234,55 @@ class Tiles(Generic[Array]):
 
 
 def make_tiles(
-    batch: Batch, heads: int, key_heads: int, programs: int, most_rows: int = TILE_ROWS
+    batch: Batch,
+    heads: int,
+    key_heads: int,
+    programs: int,
+    most_rows: int = TILE_ROWS,
+    ahead: int = 0,
 ) -> Tiles[np.ndarray]:
-    """The tiles of a batch, for a device that runs so many programs at a time."""
+    """The tiles of a batch, for a device that runs so many programs at a time; with shares for
+    texts that are so many tokens longer."""
     fold = heads // key_heads
-    first, lane = _runs(batch)
-    rows = np.diff(first, append=batch.rows_5T.shape[1])
     # Two heights serve all batches, so that fewer sizes are captured.
     low = max(1, LEAST_ROWS // fold)
     high = max(1, most_rows // fold)
+    if batch.is_plain_text:
+        bounds, height = _plain_bounds(batch.segments, low, high)
+    else:
+        bounds, height = _any_bounds(batch, low, high)
+    _, _, _, near, lo, far = bounds
+    longest = int((near + far - lo).max()) + ahead  # slots that one tile looks at
+    # A program per share pays while there are few tiles.
+    few = 2 * bounds.shape[1] * key_heads < programs
+    splits = _split_count(-(-longest // SHARE)) if few else 1
+    return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
+
+
+def _plain_bounds(segments: Sequence[Segment], low: int, high: int) -> tuple[np.ndarray, int]:
+    """The bounds of tiles over plain text, and their height, by arithmetic alone: most forwards
+    are of this kind."""
+    height = low if max(segment.rows for segment in segments) <= low else high
+    bounds: list[tuple[int, ...]] = []
+    for segment in segments:
+        for first in range(0, segment.rows, height):
+            rows = min(height, segment.rows - first)
+            near = segment.start + first + rows
+            bounds.append((segment.offset + first, rows, segment.lane, near, near, near))
+    return np.array(bounds, np.int64).T, height
+
+
+def _any_bounds(batch: Batch, low: int, high: int) -> tuple[np.ndarray, int]:
+    """The bounds of tiles over any rows, and their height."""
+    first, lane = _runs(batch)
+    rows = np.diff(first, append=batch.rows_5T.shape[1])
     height = low if rows.max() <= low else high
     if rows.max() > height:  # some runs need several tiles
         tiles = -(-rows // height)
         within = np.arange(tiles.sum()) - (tiles.cumsum() - tiles).repeat(tiles)
         first = first.repeat(tiles) + height * within
         lane = lane.repeat(tiles)
-    bounds = _tile_bounds(batch.rows_5T, first, lane)
-    _, _, _, near, lo, far = bounds
-    longest = int((near + far - lo).max())  # slots that one tile looks at
-    # A program per share pays while there are few tiles.
-    splits = _split_count(-(-longest // SHARE)) if 2 * len(first) * key_heads < programs else 1
-    return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
+    return _tile_bounds(batch.rows_5T, first, lane), height
 
 
 def _split_count(shares: int) -> int:

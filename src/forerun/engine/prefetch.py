@@ -1,93 +1,220 @@
 """A forward that begins before the host knows its tokens.
 
 Whoever asks what follows a text, and draws a token of the answer, will ask what follows that token.
-So the next forward can be queued behind the draw, with tokens taken from where they were drawn.
-What the host does for one token then happens while the device works on the next. It is a guess: if
-a text has ended, or something else is asked, nobody looks at the result. A prefetched forward
-writes only unclaimed slots.
+Whoever judges a guess will ask about the next guess, as far on as tokens were accepted. Both are
+arithmetic on numbers that the device has. So the next forward can be queued behind the draw, with
+tokens taken from where they were drawn, and positions and slots moved on there. What the host does
+for one token then happens while the device works on the next. It is a guess: if a text has ended,
+or something else is asked, nobody looks at the result. A prefetched forward writes only unclaimed
+slots.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch
+from forerun.engine.pack import Batch, Moved
+from forerun.engine.rules import Applied
 from forerun.engine.ticket import Running
+from forerun.probability.outcomes import JacobiStep, Token
 from forerun.probability.transfer import to_device
 from forerun.sequence.question import Question
-from forerun.sequence.rows import TOKEN, Plan, next_token_plan
+from forerun.sequence.rows import TOKEN, Plan, causal_rows, next_token_plan
+
+# Below so many parameters a forward is over before the host could have hidden anything behind it.
+LEAST_COST = 5e7
 
 
-class Prefetch:
-    """A forward of one row per sequence, whose tokens are drawn but not known."""
+class Foreseen(NamedTuple):
+    """What one sequence will ask: a plan, and the first of its rows that must run."""
 
-    def __init__(self, host: Host, plans: dict[Running, Plan]):
+    plan: Plan
+    start: int
+
+
+class Prefetch(ABC):
+    """A forward whose tokens are drawn but not known."""
+
+    def __init__(self, host: Host, running: Sequence[Running]):
         self.host = host
-        self.plans = plans
+        self.running = running
+        self.foreseen: dict[Running, Foreseen] = {}  # once the tokens are known
         self.logits_RV: Tensor | None = None
+        self.rows_of: dict[Running, int] = {}  # of the logits
 
-    @classmethod
-    def guess(cls, running: Sequence[Running]) -> Prefetch | None:
-        """What all these will ask next if they keep what they draw now, where that is plain text
-        one token longer, of one model."""
-        question = running[0].last_question
-        if question is None:
-            return None
-        host = question.host
-        assert isinstance(host, Host)
-        plans: dict[Running, Plan] = {}
-        for one in running:
-            plan = _next_plan(one, host)
-            if plan is None:
-                return None
-            plans[one] = plan
-        return cls(host, plans)
+    @abstractmethod
+    def batch(self, applied: Applied) -> Batch:
+        """The forward, with what was drawn where it is on the device."""
 
-    def batch(self, drawn_B: Tensor) -> Batch:
-        work = [(one.lane, plan, plan.stored - 1) for one, plan in self.plans.items()]
-        batch = self.host.batch(work)
-        # A law without an outcome draws -1, which is no token.
-        batch.drawn_T = drawn_B.clamp(0, self.host.backbone.vocab - 1)
-        return batch
+    def begin(self) -> None:  # noqa: B027 - most have nothing to do
+        """The forward is about to begin."""
 
-    def set_tokens(self, tokens: Sequence[int]) -> None:
-        """The tokens have arrived."""
-        for plan, token in zip(self.plans.values(), tokens, strict=True):
-            plan.rows[TOKEN, -1] = token
+    @abstractmethod
+    def learn(self, answers: Sequence[object]) -> None:
+        """What was drawn has arrived."""
 
     def matches(self, one: Running) -> bool:
-        """Does it wait for what was guessed?"""
-        plan = self.plans.get(one)
+        """Does it wait for what was foreseen?"""
+        foreseen = self.foreseen.get(one)
         question = one.waits_for
-        if plan is None or not isinstance(question, Question):
+        if foreseen is None or not isinstance(question, Question):
             return False
-        return question.host is self.host and _same(plan, question.plan)
+        return question.host is self.host and _same(foreseen.plan, question.plan)
 
     def logits_of(self, running: Sequence[Running]) -> Tensor:
         """The result, for those who are left."""
         assert self.logits_RV is not None
-        if len(running) == len(self.plans):
+        if len(running) == len(self.running):
             return self.logits_RV
-        rows = [row for row, one in enumerate(self.plans) if one in running]
-        return self.logits_RV[to_device(rows, torch.long, self.logits_RV.device)]
+        ends = np.cumsum([self.rows_of[one] for one in self.running])
+        kept = [
+            np.arange(end - self.rows_of[one], end)
+            for one, end in zip(self.running, ends)
+            if one in running
+        ]
+        return self.logits_RV[to_device(np.concatenate(kept), torch.long, self.logits_RV.device)]
 
 
-def _next_plan(one: Running, host: Host) -> Plan | None:
-    """What one sequence will ask, if it can be known: its last question, to the same model and not
-    for a draft, one token later."""
+def foresee(running: Sequence[Running], applied: Applied) -> Prefetch | None:
+    """The forward that all these will ask for if they keep what they draw now, where there is one,
+    of one model."""
+    question = running[0].last_question
+    if question is None:
+        return None
+    host = question.host
+    assert isinstance(host, Host)
+    if any(_is_elsewhere(one, host) for one in running):
+        return None
+    if applied.packed.type is Token:
+        return TokenPrefetch.guess(running, host)
+    if applied.packed.type is JacobiStep:
+        return ChainPrefetch.guess(running, host)
+    return None
+
+
+def _is_elsewhere(one: Running, host: Host) -> bool:
     question = one.last_question
-    if question is None or question.drafting or question.host is not host or one.seq.at_last:
+    return question is None or question.drafting or question.host is not host or one.seq.at_last
+
+
+class TokenPrefetch(Prefetch):
+    """One row per sequence: plain text one token longer."""
+
+    @classmethod
+    def guess(cls, running: Sequence[Running], host: Host) -> TokenPrefetch | None:
+        self = cls(host, running)
+        for one in running:
+            assert one.last_question is not None
+            plan = next_token_plan(one.last_question.plan)
+            if plan is None or plan.stored > min(host.room, host.backbone.context):
+                return None
+            if host.memos[one.lane].start(plan) != plan.stored - 1:
+                return None
+            self.foreseen[one] = Foreseen(plan, plan.stored - 1)
+            self.rows_of[one] = 1
+        return self
+
+    def batch(self, applied: Applied) -> Batch:
+        work = [(one.lane, *self.foreseen[one]) for one in self.running]
+        batch = self.host.batch(work)
+        drawn_B = applied.column("token")
+        # A law without an outcome draws -1, which is no token.
+        batch.drawn_T = drawn_B.clamp(0, self.host.backbone.vocab - 1)
+        return batch
+
+    def learn(self, answers: Sequence[object]) -> None:
+        for one, answer in zip(self.running, answers, strict=True):
+            token = answer.token if isinstance(answer, Token) else 0
+            self.foreseen[one].plan.rows[TOKEN, -1] = token
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The last question of a sequence: a text, and a guess after it."""
+
+    known: int  # tokens of the text
+    plan: Plan
+    lane: int
+
+
+class ChainPrefetch(Prefetch):
+    """The next guess of every sequence, as far on as the last one is accepted. All guesses are
+    equally long."""
+
+    length: int
+    judged: dict[Running, Judged]
+
+    @classmethod
+    def guess(cls, running: Sequence[Running], host: Host) -> ChainPrefetch | None:
+        if host.backbone.cost < LEAST_COST or not host.runner.capture_enabled:
+            return None
+        self = cls(host, running)
+        self.judged = {}
+        for one in running:
+            judged = _judged(one)
+            if judged is None:
+                return None
+            self.judged[one] = judged
+        lengths = {judged.plan.stored - judged.known for judged in self.judged.values()}
+        self.length = lengths.pop()
+        self.rows_of = dict.fromkeys(running, self.length + 1)
+        most = min(host.room, host.backbone.context)
+        fits = all(
+            judged.plan.stored + 1 + self.length <= most and one.seq.remaining > 2 * self.length + 1
+            for one, judged in self.judged.items()
+        )
+        return self if fits and not lengths and self.length else None
+
+    def batch(self, applied: Applied) -> Batch:
+        work = []
+        for judged in self.judged.values():
+            # as if nothing were accepted
+            rows = causal_rows(judged.plan.rows[TOKEN, : judged.known], [0] * (1 + self.length))
+            end = rows.shape[1]
+            plan = Plan(rows, [np.arange(judged.known, end)], end, causal=end)
+            work.append((judged.lane, plan, judged.known))
+        batch = self.host.batch(work)
+        token_B1 = applied.column("token")[:, None]
+        guess_BK = applied.column("repeated")[:, : self.length]
+        tokens_BL = torch.cat([token_B1, guess_BK], 1)
+        batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        batch.moved = Moved(applied.column("accepted").clamp(min=0), self.length)
+        return batch
+
+    def begin(self) -> None:
+        """The guesses that were judged lie where the next ones will be written."""
+        for judged in self.judged.values():
+            self.host.memos[judged.lane].keep(judged.known)
+
+    def learn(self, answers: Sequence[object]) -> None:
+        for (one, judged), answer in zip(self.judged.items(), answers, strict=True):
+            if isinstance(answer, JacobiStep):
+                kept = judged.known + answer.accepted
+                self.host.memos[judged.lane].keep(kept)
+                text = judged.plan.rows[TOKEN, :kept]
+                rows = causal_rows(text, [answer.token, *answer.repeated[: self.length]])
+                end = rows.shape[1]
+                plan = Plan(rows, [np.arange(kept, end)], end, causal=end)
+                self.foreseen[one] = Foreseen(plan, kept)
+
+
+def _judged(one: Running) -> Judged | None:
+    """The last question, if it was about plain text and a guess after it."""
+    assert one.last_question is not None
+    plan = one.last_question.plan
+    known = one.seq.known
+    all_read = len(plan.reads) == 1 and len(plan.reads[0]) == plan.stored - known + 1
+    if plan.causal != plan.rows.shape[1] or plan.causal != plan.stored or not all_read:
         return None
-    plan = next_token_plan(question.plan)
-    if plan is None or plan.stored > min(host.room, host.backbone.context):
-        return None
-    starts_at_last_row = host.memos[one.lane].start(plan) == plan.stored - 1
-    return plan if starts_at_last_row else None
+    return Judged(known, plan, one.lane) if plan.reads[0][0] == known - 1 else None
 
 
 def _same(one: Plan, other: Plan) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.errors import NotAble
 from forerun.sequence.canvas import Canvas, Draw
-from forerun.sequence.question import Question
+from forerun.sequence.question import Continuation, Question
 
 DecodingCoroutine = Coroutine[Any, Any, None]
 
@@ -57,6 +57,9 @@ class Running:
         waited = self.waits_for
         if isinstance(waited, Draw):
             self.seq.draws += 1
+        elif isinstance(waited, Continuation):
+            self.seq.draws += waited.drawn
+            self.seq.trace.draft_forwards += waited.drawn
         elif waited is not None and waited.drafting:
             self.seq.trace.draft_forwards += 1
         elif waited is not None:

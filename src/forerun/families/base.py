@@ -12,12 +12,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, stack
 
 from forerun.errors import NotAble
+from forerun.probability.acceptance import sample_token
+from forerun.probability.distributions import tempered
+from forerun.probability.logits import ChainRows
 from forerun.probability.outcomes import Placement
 from forerun.sequence.canvas import Canvas
-from forerun.sequence.question import BlankLaws, Branch, ModelHost, Question, question
+from forerun.sequence.question import (
+    BlankLaws,
+    Branch,
+    Continuation,
+    ModelHost,
+    Question,
+    Written,
+    question,
+)
 from forerun.sequence.rows import Plan
 
 
@@ -147,6 +158,31 @@ class ChainScorer(ModelHandle):
         plan = self.family.conditionals(seq, [chain], last_only=True)
         [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
+
+    async def write_on(self, seq: Canvas, k: int, temperature: float = 1.0) -> Written:
+        """At most k tokens that the model writes after the text, each drawn from its own law, up to
+        the one that ends it. The draws' temperature is times the request's own."""
+        at_once = self._continuation(seq, k, temperature)
+        if at_once is not None:
+            return await at_once
+        tokens: list[int] = []
+        laws: list[Tensor] = []
+        while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):
+            law_V = tempered(await self.next_law(seq, tokens), temperature)
+            drawn = await seq.draw(sample_token, law_V)
+            tokens.append(drawn.token)
+            laws.append(law_V)
+        return Written(tokens, stack(laws))
+
+    def _continuation(self, seq: Canvas, k: int, temperature: float) -> Continuation | None:
+        """The same in one launch, where the engine can do it: penalties need the host."""
+        if seq.history.edits_logits or not self.host.can_write(seq.known, k):
+            return None
+        plan = self.family.conditionals(seq, [()], last_only=True)
+        if not plan.is_plain_text:
+            return None
+        first = ChainRows(seq.history, (), [0])
+        return Continuation(self.host, plan, seq, [first], [()], True, False, k, temperature)
 
 
 class BlankFiller(ModelHandle):

@@ -65,7 +65,25 @@ def rejection(x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor, sample: Sampler
 def jacobi_step(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> JacobiStep:
     """Rejection of a guess, and the likeliest token at every place: the next guess."""
     verdict = rejection(x_BK, None, p_BLV, sample)
-    return JacobiStep.of_batch(**verdict.columns(), likeliest=p_BLV.argmax(-1))
+    columns = verdict.columns()
+    likeliest_BL = p_BLV.argmax(-1)
+    repeated_BK = shifted_guess(x_BK, columns["accepted"], columns["token"], likeliest_BL)
+    return JacobiStep.of_batch(**columns, likeliest=likeliest_BL, repeated=repeated_BK)
+
+
+def shifted_guess(x_BK: Tensor, n_B: Tensor, token_B: Tensor, likeliest_BL: Tensor) -> Tensor:
+    """The guess after one of which n tokens were accepted: what is likeliest behind the token that
+    follows them, and the last token of all for places that nothing is known about."""
+    if not x_BK.shape[1]:
+        return x_BK
+    length_B1 = (x_BK >= 0).sum(1, keepdim=True)
+    behind_B1 = n_B[:, None] + 1
+    place_BK = behind_B1 + torch.arange(x_BK.shape[1], device=x_BK.device)
+    end_B1 = (length_B1 - 1).clamp(min=0)
+    last_B1 = torch.where(behind_B1 < length_B1, likeliest_BL.gather(1, end_B1), token_B[:, None])
+    known_BK = likeliest_BL.gather(1, torch.minimum(place_BK.clamp(min=0), end_B1))
+    # A law without mass shows in the token.
+    return torch.where(place_BK < length_B1, known_BK, last_B1).clamp(min=0)
 
 
 def descend_tree(x_BN: Tensor, parent_BN: Tensor, p_BLV: Tensor, sample: Sampler) -> Descent:

@@ -153,14 +153,12 @@ def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: S
     )
 
 
-def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
-    """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
+def edited_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The logits of a batch after everything that depends on each row's text so far. `logits_RV` is
     read only."""
-    cold = all(chain.history.sampling.temperature == 0 for chain in chains)
-    if cold and not any(chain.history.edits_logits for chain in chains):
-        return greedy(logits_RV)
-    if logits_RV.dtype != torch.float64:
-        logits_RV = logits_RV.float()
+    if not any(chain.history.edits_logits for chain in chains):
+        return logits_RV
+    logits_RV = _at_least_single(logits_RV)
     if any(chain.history.adds_to_logits for chain in chains):
         parts = logits_RV.split([chain.rows for chain in chains])
         logits_RV = torch.cat(
@@ -168,14 +166,92 @@ def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
         )
     if any(chain.history.constraint is not None for chain in chains):
         logits_RV = constrained(logits_RV, chains)
-    if cold:
-        return greedy(logits_RV)
-    row_sampling = [chain.history.sampling for chain in chains for _ in range(chain.rows)]
-    law_RV = warped(logits_RV, row_sampling)
-    if any(s.temperature == 0 for s in row_sampling):
-        cold_R = to_device([s.temperature == 0 for s in row_sampling], torch.bool, logits_RV.device)
-        law_RV = torch.where(cold_R[:, None], greedy(logits_RV), law_RV)
-    return law_RV
+    return logits_RV
+
+
+def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
+    read only."""
+    logits_RV = edited_logits(logits_RV, chains)
+    return row_laws(logits_RV, [c.history.sampling for c in chains for _ in range(c.rows)])
+
+
+def row_laws(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    """The law of every row under its own temperature and truncation."""
+    warp = Warp.of(sampling, logits_RV.shape[-1])
+    columns_4R = torch.empty(4, 0, dtype=torch.float64)
+    if warp.warm:
+        columns_4R = to_device(warp_columns(sampling), torch.float64, logits_RV.device)
+    return warp.laws(logits_RV, columns_4R)
+
+
+def warp_columns(sampling: Sequence[Sampling]) -> list[list[float]]:
+    """Temperature, top-k, top-p and min-p of every row."""
+    return [
+        [s.temperature for s in sampling],
+        [s.top_k or 0 for s in sampling],
+        [s.top_p for s in sampling],
+        [s.min_p for s in sampling],
+    ]
+
+
+def _at_least_single(logits_RV: Tensor) -> Tensor:
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Which steps turn some rows of logits into laws. The numbers are in columns [4, R]:
+    temperature, top-k, top-p and min-p of every row."""
+
+    cold: bool  # are there rows at temperature 0?
+    warm: bool  # are there others?
+    top_k: int  # the most tokens that any row keeps; 0 if no row is cut so
+    top_p: bool
+    min_p: bool
+
+    @classmethod
+    def of(cls, sampling: Sequence[Sampling], vocab: int) -> Warp:
+        kept = [min(s.top_k or vocab, vocab) for s in sampling]
+        return cls(
+            cold=any(s.temperature == 0 for s in sampling),
+            warm=any(s.temperature != 0 for s in sampling),
+            top_k=max(kept) if any(s.top_k for s in sampling) else 0,
+            top_p=any(s.top_p < 1 for s in sampling),
+            min_p=any(s.min_p for s in sampling),
+        )
+
+    def laws(self, logits_RV: Tensor, columns_4R: Tensor) -> Tensor:
+        if not self.warm:
+            return greedy(logits_RV)
+        logits_RV = _at_least_single(logits_RV)
+        law_RV = self._warped(logits_RV, columns_4R[..., None])
+        if self.cold:
+            law_RV = torch.where(columns_4R[0, :, None] == 0, greedy(logits_RV), law_RV)
+        return law_RV
+
+    def _warped(self, logits_RV: Tensor, columns_4R1: Tensor) -> Tensor:
+        """Rows at temperature 0 come out as if at 1."""
+        temperature_R1, top_k_R1, top_p_R1, min_p_R1 = columns_4R1
+        # A temperature that this kind of number does not hold would come out as 0 or as infinity.
+        numbers = torch.finfo(logits_RV.dtype)
+        temperature_R1 = torch.where(temperature_R1 == 0, 1, temperature_R1)
+        temperature_R1 = temperature_R1.clamp(numbers.tiny, numbers.max).to(logits_RV.dtype)
+        # From the largest down, so that dividing by a tiny temperature cannot overflow.
+        logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperature_R1
+        if self.top_k:
+            # Rows that are not cut keep all; rows that only pad keep whatever there is room for.
+            kept_R1 = torch.where(top_k_R1 > 0, top_k_R1, logits_RV.shape[-1]).long()
+            kept_R1 = kept_R1.clamp(max=self.top_k)
+            top_RK = logits_RV.topk(self.top_k, -1).values
+            logits_RV = logits_RV.masked_fill(logits_RV < top_RK.gather(-1, kept_R1 - 1), -math.inf)
+        p_RV = logits_RV.softmax(-1)
+        if self.top_p:
+            p_RV = nucleus(p_RV, top_p_R1.to(p_RV.dtype))
+        if self.min_p:
+            least_R1 = min_p_R1.to(p_RV.dtype) * p_RV.amax(-1, keepdim=True)
+            p_RV = p_RV.masked_fill(p_RV < least_R1, 0)
+        return p_RV / p_RV.sum(-1, keepdim=True)
 
 
 def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
@@ -204,11 +280,11 @@ def drafted(logits_LV: Tensor, chain: ChainRows) -> Tensor:
     return logits_LV
 
 
-def model_law(logits_NV: Tensor, chain: ChainRows) -> Tensor:
-    """The model's own law, before any parameter, of what a constraint leaves."""
-    if chain.history.constraint is not None and chain.rows:
-        logits_NV = constrained(logits_NV, [chain])
-    return logits_NV.softmax(-1)
+def own_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The logits of the model's own laws, before any parameter: of what constraints leave."""
+    if not any(chain.history.constraint is not None for chain in chains):
+        return logits_RV
+    return constrained(_at_least_single(logits_RV), chains)
 
 
 def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
@@ -230,35 +306,6 @@ def greedy(logits_RV: Tensor) -> Tensor:
     best_R1, token_R1 = logits_RV.max(-1, keepdim=True)
     law_RV = torch.zeros_like(logits_RV, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
     return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
-
-
-def warped(logits_RV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    """Temperature, top-k, top-p and min-p, each with one value per row. Rows at temperature 0 come
-    out as if at 1."""
-
-    def column(values: Sequence[float], dtype: torch.dtype = logits_RV.dtype) -> Tensor:
-        return to_device(values, dtype, logits_RV.device)[:, None]
-
-    # From the largest down, so that dividing by a tiny temperature cannot overflow. A temperature
-    # that this kind of number does not hold would come out as 0 or as infinity.
-    numbers = torch.finfo(logits_RV.dtype)
-    temperatures = [min(max(s.temperature or 1.0, numbers.tiny), numbers.max) for s in sampling]
-    logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / column(temperatures)
-    if any(s.top_k for s in sampling):
-        vocab = logits_RV.shape[-1]
-        ks = [min(s.top_k or vocab, vocab) for s in sampling]
-        top_RK = logits_RV.topk(max(ks), -1).values
-        logits_RV = logits_RV.masked_fill(
-            logits_RV < top_RK.gather(-1, column(ks, torch.long) - 1), -math.inf
-        )
-    p_RV = logits_RV.softmax(-1)
-    if any(s.top_p < 1 for s in sampling):
-        p_RV = nucleus(p_RV, column([s.top_p for s in sampling]))
-    if any(s.min_p for s in sampling):
-        p_RV = p_RV.masked_fill(
-            p_RV < column([s.min_p for s in sampling]) * p_RV.amax(-1, keepdim=True), 0
-        )
-    return p_RV / p_RV.sum(-1, keepdim=True)
 
 
 def nucleus(p_RV: Tensor, top_p_R1: Tensor) -> Tensor:

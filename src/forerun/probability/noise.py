@@ -12,14 +12,17 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
 
 _MASK = (1 << 64) - 1
 LARGE = 4096  # outcomes
+FEW = 12  # numbers, which are hashed sooner one by one
 
 
 def mix(*numbers: int) -> int:
@@ -37,6 +40,22 @@ def uniform(key: int, draw: int, call: int) -> float:
     """A number in (0, 1). 48 bits, so that multiplying it by a law's total can never round up to
     that total."""
     return ((mix(key, draw, call) >> 16) + 0.5) * 2.0**-48
+
+
+def uniforms(draws: Sequence[tuple[int, int]], first: int, count: int) -> np.ndarray:
+    """`uniform` of calls [first, first + count) of every (key, draw), [B, count]."""
+    if len(draws) * count < FEW:
+        return np.array([[uniform(*d, first + i) for i in range(count)] for d in draws])
+    keys, numbers = np.array([(k & _MASK, n & _MASK) for k, n in draws], np.uint64).T[..., None]
+    calls = np.arange(first, first + count, dtype=np.uint64)
+    h = np.zeros((len(draws), count), np.uint64)
+    with np.errstate(over="ignore"):  # 64 bits of it are what is wanted
+        for number in (keys, numbers, calls):
+            h = h + number + np.uint64(0x9E3779B97F4A7C15)
+            h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            h ^= h >> np.uint64(31)
+    return ((h >> np.uint64(16)).astype(np.float64) + 0.5) * 2.0**-48
 
 
 def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
@@ -107,8 +126,25 @@ class Noise:
     def many(self, law_BKN: Tensor) -> Tensor:
         """K draws of each sequence at once: what K calls one after the other would give."""
         size, count, _ = law_BKN.shape
-        u = [uniform(key, draw, self.calls + i) for key, draw in self.draws for i in range(count)]
+        u_BK = to_device(uniforms(self.draws, self.calls, count), torch.float64, law_BKN.device)
         self.calls += count
-        return pick(law_BKN.flatten(0, 1), to_device(u, torch.float64, law_BKN.device)).view(
-            size, count
-        )
+        return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
+
+
+class FixedNoise:
+    """The `sample` of a program: uniform numbers in fixed memory, one column per call."""
+
+    def __init__(self, u_BC: Tensor):
+        self._u_BC = u_BC
+        self.calls = 0
+
+    def __call__(self, law_BN: Tensor) -> Tensor:
+        return self.many(law_BN[:, None])[:, 0]
+
+    def many(self, law_BKN: Tensor) -> Tensor:
+        size, count, _ = law_BKN.shape
+        u_BK = self._u_BC[:, self.calls : self.calls + count]
+        self.calls += count
+        if u_BK.shape[1] < count:
+            raise NotAble("a rule draws more often than its laws have rows.")
+        return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)

@@ -63,6 +63,9 @@ class JacobiStep(Verdict):
     """A verdict on a guess, and the likeliest token at every place: the next guess."""
 
     likeliest: list[int]
+    # The next guess as it is if places that nothing is known about repeat the token before them. A
+    # forward of it can begin before the host knows it.
+    repeated: list[int]
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class PackedOutcome:
     """An outcome of a batch as one tensor, so that one copy brings it to the host."""
 
     def __init__(self, outcome: Outcome):
+        self.outcome = outcome
         self.type = type(outcome)
         tensors = outcome.columns()
         self.columns = [_column(name, tensor) for name, tensor in tensors.items()]

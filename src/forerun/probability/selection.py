@@ -137,7 +137,8 @@ def ranking(worth: float) -> Callable[..., Ranking]:
         confidence_BN, token_BN = model_law_BNV.max(-1)
         confidence_BN = confidence_BN.masked_fill(where_BN < 0, -1.0)
         sorted_BN, order_BN = confidence_BN.sort(dim=1, descending=True, stable=True)
-        worthwhile_B = (sorted_BN.clamp(min=0).cumprod(1) >= worth).sum(1)
+        all_right_BN = sorted_BN.clamp(min=0).cumprod(1)
+        worthwhile_B = ((all_right_BN >= worth) & (sorted_BN >= 0)).sum(1)
         return Ranking.of_batch(tokens=token_BN, order=order_BN, worthwhile=worthwhile_B)
 
     return rule

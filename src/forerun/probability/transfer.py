@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+def to_device(
+    values: Sequence[object] | np.ndarray, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Numbers of the host as a tensor on a device.
 
     The host does not wait: the device may still run a forward, and what is queued meanwhile runs
@@ -17,6 +19,9 @@ def to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device
     """
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
+    if isinstance(values, np.ndarray):
+        pinned = torch.from_numpy(values).to(dtype).pin_memory()
+        return pinned.to(device, non_blocking=True)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 

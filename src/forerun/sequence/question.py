@@ -21,6 +21,10 @@ class ModelHost(Protocol):
     shared_state: dict[str, Any]
     room: int  # rows that one plan may have
 
+    def can_write(self, end: int, tokens: int) -> bool:
+        """Can the model write so many tokens by itself after a text that ends there?"""
+        ...
+
 
 class BlankLaws(NamedTuple):
     """The laws of some blanks, [N, V]."""
@@ -61,6 +65,23 @@ class Question:
 
     def __await__(self) -> Generator[Question, Any, Any]:
         return (yield self)
+
+
+class Written(NamedTuple):
+    """What a model wrote by itself."""
+
+    tokens: list[int]
+    laws: Tensor  # [len(tokens), V]: what each token was drawn from
+
+
+@dataclass(eq=False)
+class Continuation(Question):
+    """A question after plain text whose answer is drawn from, and asked again with the token drawn,
+    until there are so many. Its answer is `Written`."""
+
+    tokens: int = 0
+    temperature: float = 1.0  # of draws, times the request's own
+    drawn: int = 0  # how many there were, once it is answered
 
 
 def question(

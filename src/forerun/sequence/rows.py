@@ -29,6 +29,13 @@ class Plan:
     causal: int = 0
 
     @property
+    def is_plain_text(self) -> bool:
+        """Is it left-to-right text, of which the last row is read?"""
+        length = self.rows.shape[1]
+        reads_last_row = [list(read) for read in self.reads] == [[length - 1]]
+        return self.causal == self.stored == length and reads_last_row
+
+    @property
     def first_read(self) -> int:
         return min(
             int(branch.min()) if len(branch) > 1 else int(branch[0])
@@ -60,11 +67,9 @@ def next_token_plan(plan: Plan) -> Plan | None:
 
     Only plain text of which the last row is read has such a plan.
     """
-    length = plan.rows.shape[1]
-    is_plain_text = plan.causal == plan.stored == length
-    reads_last_row = [list(read) for read in plan.reads] == [[length - 1]]
-    if not (is_plain_text and reads_last_row):
+    if not plan.is_plain_text:
         return None
+    length = plan.rows.shape[1]
     rows = causal_rows(plan.rows[TOKEN], [0])
     return Plan(rows, [np.array([length])], length + 1, causal=length + 1)
 

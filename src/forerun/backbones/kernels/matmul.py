@@ -2,8 +2,9 @@
 
 `fixed_product` adds up every output in one order, along k in steps of the matrix unit, whatever
 the number of rows and however they are tiled: a row's output has the same bits in any company.
-`product` uses it for everything where that is wanted, and else only where it is faster than the
-library's.
+Where that is wanted, `product` uses it for few rows. For many rows the library's products are
+faster, and most of them add up in the very same order: `library_keeps_bits` tries that out for
+every size. Where any bits will do, `product` takes whichever is faster.
 
 T rows, K inputs, N outputs.
 """
@@ -12,7 +13,7 @@ T rows, K inputs, N outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -91,6 +92,9 @@ def _finish(
     if GATED:
         if BIASED:
             total_up += tl.load(bias + N + n, n < N, 0).to(tl.float32)[None, :]
+        # Rounded as the library's products are, so that either may be used.
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        total_up = total_up.to(out.dtype.element_ty).to(tl.float32)
         total = total * tl.sigmoid(total) * total_up
     place = out + m[:, None].to(tl.int64) * N + n[None, :]
     kept = row_inside & (n < N)[None, :]
@@ -127,7 +131,7 @@ TILINGS = {
     "gated": {
         16: ProductTiling(16, 32, 128, 4),
         32: ProductTiling(32, 64, 64, 3, transposed=True),
-        64: ProductTiling(64, 64, 64, 3),
+        64: ProductTiling(64, 64, 128, 4, transposed=True),
         128: ProductTiling(128, 64, 64, 5, warps=8),
         512: ProductTiling(128, 128, 64, 4, warps=8),
     },
@@ -197,18 +201,81 @@ def product(
     of rows."""
     if normed is not None:
         x_TK = norm(x_TK, *normed)
+    rows = len(x_TK)
     kind = product_kind(weight_KN.shape[1], gated)
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
     by_rows = weight_KN.stride(0) == 1
-    if fixed or (half and by_rows and len(x_TK) <= FASTER_UP_TO[kind]):
-        tiling = tiling_for(kind, len(x_TK), x_TK.dtype)
-        weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
-        return fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=onto)
+    by_library = partial(library_product, gated=gated, onto=onto)
+    if not fixed and not (half and by_rows and rows <= FASTER_UP_TO[kind]):
+        return by_library(x_TK, weight_KN, bias_N)
+    if (
+        fixed
+        and rows > FASTER_UP_TO[kind]
+        and library_keeps_bits(x_TK, weight_KN, bias_N, gated, onto is not None)
+    ):
+        return by_library(x_TK, weight_KN, bias_N, parts=True)
+    weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
+    tiling = tiling_for(kind, rows, x_TK.dtype)
+    return fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=onto)
+
+
+def library_product(
+    x_TK: Tensor,
+    weight_KN: Tensor,
+    bias_N: Tensor | None = None,
+    *,
+    gated: bool = False,
+    onto: Tensor | None = None,
+    parts: bool = False,
+) -> Tensor:
+    """A product by the library. `parts`: cut and added to `onto` as ours are."""
+    count, part = parts_of(weight_KN.shape[1], len(weight_KN), gated)
+    if parts and (count > 1 or onto is not None):
+        total = torch.mm(x_TK[:, :part], weight_KN[:part], out_dtype=torch.float32)
+        for begin in range(part, len(weight_KN), part):
+            end = begin + part
+            total += torch.mm(x_TK[:, begin:end], weight_KN[begin:end], out_dtype=torch.float32)
+        if bias_N is not None:
+            total += bias_N
+        return total.to(x_TK.dtype) if onto is None else onto.copy_(total.add_(onto))
     if onto is not None:
         onto = onto.addmm_(x_TK, weight_KN)
         return onto if bias_N is None else onto.add_(bias_N)
     out = x_TK @ weight_KN if bias_N is None else torch.addmm(bias_N, x_TK, weight_KN)
     return swiglu(out) if gated else out
+
+
+_keeps_bits: dict[tuple[object, ...], bool] = {}
+
+
+def library_keeps_bits(
+    x_TK: Tensor, weight_KN: Tensor, bias_N: Tensor | None, gated: bool, added: bool
+) -> bool:
+    """Does the library's product of this size give the bits that ours gives? It is tried out once,
+    on random rows; the library's choice of a program hangs on the size alone."""
+    if x_TK.device.type != "cuda":
+        return False
+    library = torch.backends.cuda.preferred_blas_library()
+    sizes = (*x_TK.shape, weight_KN.shape[1], gated, added, bias_N is None)
+    key = (x_TK.device, x_TK.dtype, library, *sizes)
+    if key not in _keeps_bits:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        x_TK = torch.randn_like(x_TK)
+        onto = x_TK.new_empty(len(x_TK), weight_KN.shape[1]).normal_() if added else None
+        _keeps_bits[key] = _same_bits(x_TK, weight_KN, bias_N, gated, onto)
+    return _keeps_bits[key]
+
+
+def _same_bits(
+    x_TK: Tensor, weight_KN: Tensor, bias_N: Tensor | None, gated: bool, onto: Tensor | None
+) -> bool:
+    tiling = tiling_for(product_kind(weight_KN.shape[1], gated), len(x_TK), x_TK.dtype)
+    copy = None if onto is None else onto.clone()
+    weight_NK = weight_KN.t().contiguous()
+    ours = fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=copy)
+    theirs = library_product(x_TK, weight_KN, bias_N, gated=gated, onto=onto, parts=True)
+    return torch.equal(ours, theirs)
 
 
 def fixed_product(

@@ -1,0 +1,247 @@
+"""A draft model that writes on by itself: k forwards and the draws between them, in one launch.
+
+What the next row will be is arithmetic on what was drawn: the token, one position on, in the next
+slot. So a program runs the forward, draws, moves its rows on by one and begins again, without a
+word from the host, which gets all tokens at the end. It is captured as forwards are, and checked
+once against forwards that are run one by one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.engine.cache import Slots
+from forerun.engine.graphs import (
+    CaptureSize,
+    StaticBatch,
+    capture_graph,
+    capturing_alone,
+    check_logits,
+    current_device,
+    fastest_blas,
+    warn_not_captured,
+)
+from forerun.engine.host import Host
+from forerun.engine.pack import Batch, Tiles
+from forerun.probability.acceptance import sample_token
+from forerun.probability.distributions import tempered
+from forerun.probability.logits import Warp, warp_columns
+from forerun.probability.noise import FixedNoise, uniforms
+from forerun.probability.pending import PendingLaws
+from forerun.probability.transfer import HostCopy
+from forerun.sequence.question import Continuation, Written
+from forerun.sequence.rows import TOKEN, Plan, causal_rows, next_token_plan
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as PoolHandle
+
+MOST_TOKENS = 32  # in one launch
+MOST_PROGRAMS = 32
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """What a program has room for, and what it does."""
+
+    forward: CaptureSize
+    tokens: int
+    warp: Warp
+    temperature: float
+
+
+class Continuations:
+    """Writes on with one model, where its forwards are captured."""
+
+    def __init__(self, host: Host):
+        self._host = host
+        self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
+        self._pool: PoolHandle | None = None
+        self._works = True
+
+    def can_write(self, end: int, tokens: int) -> bool:
+        """Is there room for so many tokens after a text that ends there?"""
+        host = self._host
+        if not self._works or not host.runner.capture_enabled:
+            return False
+        return tokens <= MOST_TOKENS and end + tokens <= min(host.room, host.backbone.context)
+
+    def run(
+        self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: Tensor
+    ) -> list[Written]:
+        """The tokens of all, given the logits after each text."""
+        tokens = max(one.tokens for one in asked)
+        plans = [next_token_plan(one.plan) for one in asked]
+        known = [plan for plan in plans if plan is not None]
+        assert len(known) == len(plans), "a continuation begins after plain text"
+        batch = self._host.batch([(lane, p, p.stored - 1) for lane, p in zip(lanes, known)])
+        with current_device(batch.device):
+            written = self._write(asked, batch, logits_BV, tokens)
+        drawn = written.tokens()
+        for one, lane, row in zip(asked, lanes, drawn):
+            stored = one.plan.stored
+            rows = causal_rows(one.plan.rows[TOKEN], [max(token, 0) for token in row[:-1]])
+            end = rows.shape[1]
+            self._host.memos[lane].ran(Plan(rows, [], end, causal=end), stored)
+        return [written.of(i, one, drawn[i]) for i, one in enumerate(asked)]
+
+    def _write(
+        self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
+    ) -> WrittenBatch:
+        tiles = self._host.runner.tiles(batch, ahead=tokens)
+        forward = CaptureSize.of(batch, tiles)
+        assert forward is not None, "lanes are fewer than rows of a capture"
+        samplings = [one.seq.history.sampling for one in asked]
+        warp = Warp.of(samplings, logits_BV.shape[1])
+        size = ProgramSize(forward, tokens, warp, asked[0].temperature)
+        program = self._programs.get(size)
+        if program is None:
+            program = self._make(size, batch, tiles, logits_BV)
+        self._programs.move_to_end(size)
+        noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
+        u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
+        return program.run(batch, tiles, logits_BV, np.array(warp_columns(samplings)), u_Bk)
+
+    def _make(
+        self, size: ProgramSize, batch: Batch, tiles: Tiles[np.ndarray], logits_BV: Tensor
+    ) -> WritingProgram:
+        if self._pool is None and batch.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        program = WritingProgram(self._host, size, batch, tiles, logits_BV, self._pool)
+        self._programs[size] = program
+        if len(self._programs) > MOST_PROGRAMS:
+            self._programs.popitem(last=False)
+        try:
+            self._check(program, batch, tiles, logits_BV)
+        except RuntimeError as error:
+            self._works = False  # the next ones are written token by token
+            warn_not_captured("drafts", error)
+        return program
+
+    def _check(
+        self, program: WritingProgram, batch: Batch, tiles: Tiles[np.ndarray], logits_BV: Tensor
+    ) -> None:
+        """Compare a program's logits with those of forwards that are run one by one."""
+        count = len(batch.segments)
+        middle = np.full((count, program.size.tokens), 0.5)
+        written = program.run(batch, tiles, logits_BV, np.zeros((4, count)), middle)
+        drawn = written.tokens()
+        for i in range(1, program.size.tokens):
+            work = []
+            for segment, row in zip(batch.segments, drawn):
+                text = segment.plan.rows[TOKEN, : segment.start]
+                rows = causal_rows(text, [max(token, 0) for token in row[:i]])
+                end = rows.shape[1]
+                plan = Plan(rows, [np.array([end - 1])], end, causal=end)
+                work.append((segment.lane, plan, end - 1))
+            one_by_one = self._host.runner.forward(self._host.batch(work))
+            check_logits(self._host.remove_impossible(one_by_one), written.logits_kBV[i])
+
+
+class WrittenBatch:
+    """What a program wrote for all sequences."""
+
+    def __init__(self, tokens_Bk: Tensor, logits_kBV: Tensor):
+        self.logits_kBV = logits_kBV
+        self._copy = HostCopy(tokens_Bk)
+
+    def tokens(self) -> list[list[int]]:
+        return [[int(token) for token in row] for row in self._copy.numbers()]
+
+    def of(self, index: int, asked: Continuation, drawn: Sequence[int]) -> Written:
+        """One sequence's tokens, up to the one that ends its text, and their laws."""
+        tokens = asked.seq.up_to_end(drawn[: asked.tokens])
+        _, batch, vocab = self.logits_kBV.shape
+        logits_RV = self.logits_kBV.view(-1, vocab)
+        sampling = asked.seq.history.sampling
+        laws = [
+            PendingLaws.of(logits_RV, i * batch + index, 1, sampling) for i in range(len(tokens))
+        ]
+        asked.drawn = len(tokens)
+        return Written(tokens, tempered(torch.cat(laws), asked.temperature))
+
+
+class WritingProgram:
+    """So many tokens for so many sequences: on CUDA a graph, elsewhere the same code over fixed
+    memory."""
+
+    def __init__(
+        self,
+        host: Host,
+        size: ProgramSize,
+        batch: Batch,
+        tiles: Tiles[np.ndarray],
+        logits_BV: Tensor,
+        pool: PoolHandle | None,
+    ):
+        self.size = size
+        self._host = host
+        device = batch.device
+        on_gpu = device.type == "cuda"
+        assert isinstance(host.slots, Slots)
+        self._scratch_slot = host.slots.scratch_slot
+        self._fixed = StaticBatch(size.forward, self._scratch_slot, device)
+        rows = size.forward.rows
+        self._first_BV = torch.zeros(rows, logits_BV.shape[1], dtype=logits_BV.dtype, device=device)
+        self._logits_kBV = self._first_BV.new_zeros(size.tokens, *self._first_BV.shape)
+        self._numbers = torch.zeros(
+            rows, 4 + size.tokens, dtype=torch.float64, pin_memory=on_gpu
+        )  # sampling parameters and noise of every sequence
+        self._numbers_BN = torch.zeros_like(self._numbers, device=device)
+        self._run: Callable[[], Tensor] = self._program
+        count = len(logits_BV)
+        self._fill(batch, tiles, logits_BV, np.zeros((4, count)), np.zeros((count, size.tokens)))
+        if on_gpu:
+            with capturing_alone(), fastest_blas(rows):
+                self._run = capture_graph(self._program, pool)
+
+    def run(
+        self,
+        batch: Batch,
+        tiles: Tiles[np.ndarray],
+        logits_BV: Tensor,
+        columns: np.ndarray,
+        u_Bk: np.ndarray,
+    ) -> WrittenBatch:
+        self._fill(batch, tiles, logits_BV, columns, u_Bk)
+        count = len(logits_BV)
+        # The next run writes over both.
+        return WrittenBatch(self._run()[:count].clone(), self._logits_kBV[:, :count].clone())
+
+    def _fill(
+        self,
+        batch: Batch,
+        tiles: Tiles[np.ndarray],
+        logits_BV: Tensor,
+        columns: np.ndarray,
+        u_Bk: np.ndarray,
+    ) -> None:
+        count = len(logits_BV)
+        self._fixed.fill(batch, tiles)
+        self._first_BV[:count] = logits_BV
+        numbers = self._numbers.numpy()
+        numbers[:count, :4] = columns.T
+        numbers[:count, 4:] = u_Bk
+        self._numbers_BN.copy_(self._numbers, non_blocking=True)
+
+    def _program(self) -> Tensor:
+        columns_4B = self._numbers_BN[:, :4].T
+        noise = FixedNoise(self._numbers_BN[:, 4:])
+        vocab = self._host.backbone.vocab
+        logits_BV = self._first_BV
+        drawn = []
+        for i in range(self.size.tokens):
+            self._logits_kBV[i] = logits_BV
+            law_BV = tempered(self.size.warp.laws(logits_BV, columns_4B), self.size.temperature)
+            token_B = sample_token(law_BV, noise).columns()["token"]
+            drawn.append(token_B)
+            if i + 1 < self.size.tokens:
+                self._fixed.set_tokens(token_B.clamp(0, vocab - 1), steps=min(i, 1))
+                logits_BV = self._host.forward_plain(self._fixed)[: len(logits_BV)]
+        return torch.stack(drawn, 1)

@@ -1,0 +1,426 @@
+"""How rules are run: from the logits that their laws are made of to the few numbers that the host
+needs, for all sequences that want the same rule.
+
+The plain code makes the laws and calls the rule. It is the definition, and what is enumerated. On a
+GPU it is dozens of small launches, each of which costs the host more than the device. So there the
+same code is captured once per size and replayed: logits, tokens, noise and sampling parameters go
+into fixed memory, and laws, draws and the packing of their outcome are one launch. Sizes are
+rounded up, as for forwards. Every capture is checked once against the plain code on the same input.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.engine.graphs import capture_graph, capturing_alone, current_device
+from forerun.engine.pack import RuleArgument, stack
+from forerun.errors import NotAble
+from forerun.probability.acceptance import Sampler
+from forerun.probability.logits import Warp, warp_columns
+from forerun.probability.noise import FixedNoise, Noise, uniforms
+from forerun.probability.outcomes import Outcome, PackedOutcome
+from forerun.probability.pending import LawRows, PendingLaws, gather_rows, made, model_laws
+from forerun.probability.transfer import HostCopy
+from forerun.sequence.canvas import Draw
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as PoolHandle
+
+MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
+
+# Rows of one sequence's laws. A verdict on k tokens has k + 1, and k is often a power of two.
+ROWS = (1, 2, 3, 5, 7, 9, 12, 17, 24, 33, 48, 65, 96, 129, 192, 257)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_PROGRAMS = 128
+MOST_BYTES = 1 << 29  # of logits in one program: above it, launches do not matter
+TOLERANCE = 1e-4  # of fractions in an outcome
+log = logging.getLogger("forerun")
+
+
+class Applied:
+    """A rule that was run, or is queued on the device."""
+
+    def __init__(self, packed: PackedOutcome, count: int, copy: HostCopy):
+        self.packed = packed
+        self.count = count  # sequences; what is behind them pads
+        self._copy = copy
+
+    def column(self, name: str) -> Tensor:
+        """A column of the outcome, on the device."""
+        return self.packed.outcome.columns()[name][: self.count]
+
+    def outcomes(self) -> list[Outcome | None]:
+        """Every sequence's outcome, as soon as it has arrived; None where a law had no mass."""
+        return [self.packed.unpack(row) for row in self._copy.numbers()[: self.count]]
+
+
+class Rules:
+    """Runs rules in the fastest way that works here. `graphs=False` runs their plain code alone;
+    `graphs=True` uses fixed memory even where there is no GPU."""
+
+    def __init__(self, sampler: MakeSampler = Noise, graphs: bool | None = None):
+        self._sampler = sampler
+        self._graphs = graphs
+        self.programs: OrderedDict[ProgramSize, RuleProgram] = OrderedDict()
+        self._seen_once: set[ProgramSize] = set()
+        self._not_capturable: set[object] = set()
+        self._pool: PoolHandle | None = None
+
+    @property
+    def by_noise(self) -> bool:
+        """Are draws decided by noise, as ever but under certification?"""
+        return self._sampler is Noise
+
+    def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
+        """One rule for all who want it."""
+        batch = RuleBatch(draws)
+        size = self._capturable_size(batch)
+        if size is None:
+            return self._apply_plain(batch)
+        if size not in self.programs and size in self._seen_once:
+            return self._capture(size, batch)
+        if size in self.programs:
+            self.programs.move_to_end(size)
+            with current_device(batch.device):
+                return self.programs[size].run(batch)
+        self._seen_once.add(size)
+        return self._apply_plain(batch)
+
+    def _capturable_size(self, batch: RuleBatch) -> ProgramSize | None:
+        on_gpu = batch.device.type == "cuda"
+        enabled = on_gpu if self._graphs is None else self._graphs
+        if not enabled or not self.by_noise or batch.rule in self._not_capturable:
+            return None
+        return ProgramSize.of(batch)
+
+    def _apply_plain(self, batch: RuleBatch) -> Applied:
+        sampler = self._sampler(batch.noise)
+        arguments = [stack(column, batch.device) for column in batch.made]
+        outcome = batch.rule(*arguments, sampler)
+        check_outcome(outcome, len(batch.draws))
+        packed = PackedOutcome(outcome)
+        return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
+
+    def _capture(self, size: ProgramSize, batch: RuleBatch) -> Applied:
+        plain = self._apply_plain(batch)
+        try:
+            with current_device(batch.device):
+                if self._pool is None and batch.device.type == "cuda":
+                    self._pool = torch.cuda.graph_pool_handle()
+                program = RuleProgram(size, batch, self._pool)
+                check_same(plain.outcomes(), program.run(batch).outcomes())
+        except Exception as error:  # whatever stands in the way, the plain code can do it
+            log.warning("rule %s runs by its plain code: %s", batch.rule, error)
+            self._not_capturable.add(batch.rule)
+            return plain
+        self.programs[size] = program
+        if len(self.programs) > MOST_PROGRAMS:
+            self.programs.popitem(last=False)
+        return plain
+
+
+class RuleBatch:
+    """The draws of some sequences that want the same rule."""
+
+    def __init__(self, draws: Sequence[Draw[Any]]):
+        self.draws = draws
+        self.rule = draws[0].rule
+        self.columns = list(zip(*(draw.arguments for draw in draws)))
+        self.noise = [(draw.seq.noise_key, draw.seq.draws) for draw in draws]
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The model's: a drafter that counts makes its laws on the CPU, but the rule runs there."""
+        tensors = [
+            a for column in self.columns for a in column if isinstance(a, Tensor | PendingLaws)
+        ]
+        return next((a.device for a in tensors if a.device.type != "cpu"), tensors[0].device)
+
+    @cached_property
+    def sources(self) -> dict[object, Sequence[PendingLaws]]:
+        """The rows of logits that the laws are of, by name."""
+        pending = [cast("Sequence[PendingLaws]", c) for c in self.columns if is_pending(c)]
+        return {name_of(column): column for column in pending}
+
+    @cached_property
+    def made(self) -> list[list[RuleArgument]]:
+        """The arguments as rules take them: laws are made."""
+        for column in self.columns:
+            if all(isinstance(value, PendingLaws) for value in column):
+                PendingLaws.make_together(cast("Sequence[PendingLaws]", column))
+        return [[made(cast("Any", value)) for value in column] for column in self.columns]
+
+
+@dataclass(frozen=True)
+class ArgumentSize:
+    """What one argument of a program is: nothing, tokens [B, K], laws [B, L, V] or [B, V] of some
+    logits, or another tensor."""
+
+    kind: str
+    shape: tuple[int, ...] = ()
+    logits: int = 0  # which of the program's logits the laws are of
+    dtype: torch.dtype | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class ProgramSize:
+    """What a program has room for, and what it does."""
+
+    rule: Callable[..., Outcome]
+    batch: int
+    arguments: tuple[ArgumentSize, ...]
+    vocab: int
+    dtype: torch.dtype  # of the logits
+    warp: Warp
+
+    @classmethod
+    def of(cls, batch: RuleBatch) -> ProgramSize | None:
+        """The size that holds these draws; None where none does."""
+        names = list(batch.sources)
+        count = len(batch.draws)
+        if not names or count > BATCHES[-1]:
+            return None
+        lengths = [longest(column) for column in batch.columns]
+        most = max(lengths)
+        if most > ROWS[-1]:
+            return None
+        more = ROWS[bisect_left(ROWS, most)] - most  # rows that pad every argument
+        arguments = []
+        for column, length in zip(batch.columns, lengths):
+            argument = argument_size(column, length + more, names)
+            if argument is None:
+                return None
+            arguments.append(argument)
+        logits = batch.sources[names[0]][0].parts[0].logits_RV
+        samplings = [draw.seq.history.sampling for draw in batch.draws]
+        size = BATCHES[bisect_left(BATCHES, count)]
+        rows = sum(a.rows for a in arguments if a.kind.endswith("laws"))
+        if size * rows * logits.shape[1] * 4 > MOST_BYTES:
+            return None
+        warp = Warp.of(samplings, logits.shape[1])
+        return cls(batch.rule, size, tuple(arguments), logits.shape[1], logits.dtype, warp)
+
+
+def is_pending(column: Sequence[object]) -> bool:
+    """Are these laws that are not made yet, and none of them empty?"""
+    return all(isinstance(value, PendingLaws) and value.count for value in column)
+
+
+def name_of(column: Sequence[PendingLaws]) -> tuple[tuple[int, ...], ...]:
+    """Which rows of logits some laws are of. A law and the model's own law are often of the same
+    rows, and then share a copy of them."""
+    return tuple(
+        (b, id(part.logits_RV), part.first, part.rows)
+        for b, laws in enumerate(column)
+        for part in laws.parts
+    )
+
+
+def longest(column: Sequence[object]) -> int:
+    """How many rows, or tokens, an argument has at most; 0 for what has none."""
+    if column[0] is None:
+        return 0
+    if isinstance(column[0], PendingLaws) and column[0].single:
+        return 1
+    return max(len(value) for value in cast("Sequence[Sequence[int]]", column))
+
+
+def argument_size(
+    column: Sequence[object], length: int, names: Sequence[object]
+) -> ArgumentSize | None:
+    """What one argument is in a program; None where it does not fit into one."""
+    if column[0] is None:
+        return ArgumentSize("none")
+    if is_pending(column):
+        laws = cast("Sequence[PendingLaws]", column)
+        kind = "model laws" if laws[0].of_model else "laws"
+        return ArgumentSize(kind, () if laws[0].single else (length,), names.index(name_of(laws)))
+    if any(isinstance(value, PendingLaws | Tensor) for value in column):
+        tensors = [made(cast("Tensor", value)) for value in column]
+        if any(tensor.dim() != 2 for tensor in tensors):
+            return None
+        return ArgumentSize("tensor", (length, tensors[0].shape[1]), dtype=tensors[0].dtype)
+    return ArgumentSize("tokens", (length,))
+
+
+class RuleProgram:
+    """One rule at one size: on CUDA a graph, elsewhere the same code over fixed memory."""
+
+    def __init__(self, size: ProgramSize, batch: RuleBatch, pool: PoolHandle | None):
+        self.size = size
+        device = batch.device
+        on_gpu = device.type == "cuda"
+        # Everything but logits and other tensors is 64 bits wide and sent in one copy.
+        tokens = [size.batch * a.shape[0] for a in size.arguments if a.kind == "tokens"]
+        self._calls = 2 * max(a.rows for a in size.arguments) + 2
+        self._used = self._calls  # of them, as soon as that is known
+        sources = len(batch.sources)
+        parts = [*tokens, sources * size.batch, size.batch * self._calls, 4 * size.batch]
+        self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
+        self._device = torch.zeros_like(self._host, device=device)
+        *self._host_tokens, counts, noise, warp = np.split(
+            self._host.numpy(), np.cumsum(parts)[:-1]
+        )
+        self._host_counts = counts.reshape(sources, size.batch)
+        self._host_noise = noise.view(np.float64).reshape(size.batch, self._calls)
+        self._host_warp = warp.view(np.float64).reshape(4, size.batch)
+        self._host_noise[:] = 0.5
+        *self._tokens, counts_S, noise_S, warp_S = self._device.split(parts)
+        self._counts_SB = counts_S.view(sources, size.batch)
+        self._noise_BC = noise_S.view(torch.float64).view(size.batch, self._calls)
+        self._warp_4B = warp_S.view(torch.float64).view(4, size.batch)
+        self._logits = [
+            torch.zeros(
+                size.batch, self._law_rows(index), size.vocab, dtype=size.dtype, device=device
+            )
+            for index in range(sources)
+        ]
+        self._tensors = [
+            torch.zeros(size.batch, *a.shape, dtype=a.dtype, device=device)
+            for a in size.arguments
+            if a.kind == "tensor"
+        ]
+        self._packed: PackedOutcome | None = None
+        self._run: Callable[[], Tensor] = self._program
+        self._fill(batch)
+        if on_gpu:
+            with capturing_alone():
+                self._run = capture_graph(self._program, pool)
+
+    def _law_rows(self, index: int) -> int:
+        laws = [a for a in self.size.arguments if a.kind.endswith("laws")]
+        return max(argument.rows for argument in laws if argument.logits == index)
+
+    def run(self, batch: RuleBatch) -> Applied:
+        self._fill(batch)
+        tensor = self._run()
+        assert self._packed is not None
+        return Applied(self._packed, len(batch.draws), HostCopy(tensor))
+
+    def _fill(self, batch: RuleBatch) -> None:
+        """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
+        size = self.size
+        missing = size.batch - len(batch.draws)
+        tokens = iter(self._host_tokens)
+        tensors = iter(self._tensors)
+        for column, argument in zip(batch.columns, size.arguments):
+            values = [*column, *[column[0]] * missing]
+            if argument.kind == "tokens":
+                _write_lists(next(tokens), values, argument.shape[0])
+            elif argument.kind == "tensor":
+                _write_tensors(next(tensors), values)
+        for index, pending in enumerate(batch.sources.values()):
+            laws = [*pending, *[pending[0]] * missing]
+            self._host_counts[index] = [one.count for one in laws]
+            logits_BLV = self._logits[index]
+            parts = [part for one in laws for part in padded_parts(one, logits_BLV.shape[1])]
+            gather_rows(parts, out=logits_BLV.flatten(0, 1))
+        if size.warp.warm:
+            samplings = [draw.seq.history.sampling for draw in batch.draws]
+            self._host_warp[:] = np.array(warp_columns([*samplings, *samplings[:1] * missing]))
+        self._host_noise[: len(batch.draws), : self._used] = uniforms(batch.noise, 0, self._used)
+        self._device.copy_(self._host, non_blocking=True)
+
+    def _program(self) -> Tensor:
+        tokens = iter(self._tokens)
+        tensors = iter(self._tensors)
+        arguments: list[Tensor | None] = []
+        for argument in self.size.arguments:
+            if argument.kind == "tokens":
+                arguments.append(next(tokens).view(self.size.batch, -1))
+            elif argument.kind == "tensor":
+                arguments.append(next(tensors))
+            elif argument.kind == "none":
+                arguments.append(None)
+            else:
+                arguments.append(self._laws(argument))
+        noise = FixedNoise(self._noise_BC)
+        outcome = self.size.rule(*arguments, noise)
+        self._used = noise.calls
+        check_outcome(outcome, self.size.batch)
+        self._packed = PackedOutcome(outcome)
+        return self._packed.tensor
+
+    def _laws(self, argument: ArgumentSize) -> Tensor:
+        """The laws of an argument, with zeros for rows that only pad."""
+        logits_BLV = self._logits[argument.logits]
+        batch, rows, _ = logits_BLV.shape
+        logits_RV = logits_BLV.flatten(0, 1)
+        if argument.kind == "model laws":
+            law_RV = model_laws(logits_RV)
+        else:
+            columns_4R = self._warp_4B[..., None].expand(4, batch, rows).flatten(1)
+            law_RV = self.size.warp.laws(logits_RV, columns_4R)
+        law_BLV = law_RV.unflatten(0, (batch, rows))
+        if not argument.shape:
+            return law_BLV[:, 0]
+        row_L = torch.arange(rows, device=law_BLV.device)
+        inside_BL = row_L < self._counts_SB[argument.logits][:, None]
+        return torch.where(inside_BL[..., None], law_BLV, 0)
+
+
+def padded_parts(laws: PendingLaws, rows: int) -> list[LawRows]:
+    """The parts of some laws, and their first row as often as rows are missing."""
+    first = laws.parts[0].cut(0, 1)
+    return [*laws.parts, *[first] * (rows - laws.count)]
+
+
+def _write_lists(place: np.ndarray, lists: Sequence[Sequence[int]], length: int) -> None:
+    table = place.reshape(len(lists), length)
+    table[:] = -1
+    for row, values in zip(table, lists):
+        row[: len(values)] = values
+
+
+def _write_tensors(place: Tensor, values: Sequence[Tensor]) -> None:
+    place.zero_()
+    for target, value in zip(place, values):
+        law = made(value)
+        target[: len(law)] = law
+
+
+def check_outcome(outcome: object, count: int) -> None:
+    """Refuse what is no outcome of so many sequences."""
+    if not isinstance(outcome, Outcome):
+        raise NotAble(f"a rule must return an Outcome, not {type(outcome).__name__}.")
+    for name, column in outcome.columns().items():
+        if len(column) != count:
+            raise NotAble(
+                f"a rule must return one row per sequence: {name!r} has {len(column)} for {count}."
+            )
+
+
+def check_same(plain: Sequence[Outcome | None], program: Sequence[Outcome | None]) -> None:
+    """Refuse a program whose outcomes are not those of the plain code. Its lists may be longer, by
+    padding."""
+    for one, other in zip(plain, program, strict=True):
+        if one is None or other is None:
+            same = one is other
+        else:
+            pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+            same = all(_close(a, b) for a, b in pairs)
+        if not same:
+            raise RuntimeError(f"a captured rule said {other}, its plain code {one}")
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return len(other) >= len(one) and all(_close(a, b) for a, b in zip(one, other))
+    if isinstance(one, float):
+        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(one == other)

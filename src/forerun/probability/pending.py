@@ -1,0 +1,192 @@
+"""Laws that nobody has looked at yet.
+
+A model answers with logits. Most methods hand the laws that are asked for on to a rule without a
+look at them: there logits become an outcome in one program, and no law of a whole vocabulary is
+made in between. To a method, `PendingLaws` are a tensor [N, V]: they can be cut and joined by rows,
+and whatever else is done with them makes the laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.options import Sampling
+from forerun.probability.logits import row_laws
+from forerun.probability.transfer import to_device
+
+
+class LawRows(NamedTuple):
+    """Neighbouring rows of logits, and what turns them into laws: sampling parameters, or nothing
+    but the softmax where only the model's own laws are wanted."""
+
+    logits_RV: Tensor
+    first: int
+    rows: int
+    sampling: Sampling | None
+
+    def cut(self, start: int, stop: int) -> LawRows:
+        return self._replace(first=self.first + start, rows=stop - start)
+
+
+class PendingLaws:
+    """Laws [N, V] of some rows of logits, made when they are looked at; with `single`, the one law
+    [V]."""
+
+    def __init__(self, parts: Sequence[LawRows], single: bool = False):
+        self.parts = parts
+        self.single = single
+        self.count = sum(part.rows for part in parts)  # of laws
+
+    @classmethod
+    def of(cls, logits_RV: Tensor, first: int, count: int, sampling: Sampling | None) -> Tensor:
+        """The laws of neighbouring rows of logits: to whoever gets them, a tensor."""
+        return cast("Tensor", cls([LawRows(logits_RV, first, count, sampling)]))
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The laws themselves."""
+        logits_NV = gather_rows(self.parts)
+        if self.of_model:
+            law_NV = model_laws(logits_NV)
+        else:
+            samplings = [p.sampling for p in self.parts for _ in range(p.rows)]
+            law_NV = row_laws(logits_NV, cast("list[Sampling]", samplings))
+        return law_NV[0] if self.single else law_NV
+
+    @staticmethod
+    def make_together(many: Sequence[PendingLaws]) -> None:
+        """Make the laws of many sequences at once."""
+        if len(many) > 1:
+            together = PendingLaws([part for laws in many for part in laws.parts]).tensor
+            for laws, law_NV in zip(many, together.split([laws.count for laws in many])):
+                laws.__dict__["tensor"] = law_NV[0] if laws.single else law_NV
+
+    @property
+    def of_model(self) -> bool:
+        """Are they the model's own laws?"""
+        return self.parts[0].sampling is None
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].logits_RV.device
+
+    def __len__(self) -> int:
+        return self.tensor.shape[0] if self.single else self.count
+
+    def __getitem__(self, index: Any) -> PendingLaws | Tensor:
+        if self.single or not isinstance(index, int | slice | list):
+            return self.tensor[index]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.count)
+            return self.tensor[index] if step != 1 else PendingLaws(self._cut(start, stop))
+        if isinstance(index, int):
+            row = range(self.count)[index]
+            return PendingLaws(self._cut(row, row + 1), single=True)
+        rows = [range(self.count)[i] for i in index]
+        return PendingLaws(
+            [part for row in rows for part in self._cut(row, row + 1)] or self._cut(0, 0)
+        )
+
+    def _cut(self, start: int, stop: int) -> list[LawRows]:
+        """The parts that hold some rows; of none, an empty part."""
+        found = []
+        at = 0
+        for part in self.parts:
+            begin = max(start - at, 0)
+            end = min(stop - at, part.rows)
+            if begin < end:
+                found.append(part.cut(begin, end))
+            at += part.rows
+        return found or [self.parts[0].cut(0, 0)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function in (torch.cat, torch.stack) and len(args) == 1 and not kwargs:
+            joined = _joined(args[0], single=function is torch.stack)
+            if joined is not None:
+                return joined
+        return function(*(_made(arg) for arg in args), **(kwargs or {}))
+
+
+def _by_tensor(name: str) -> Callable[..., Any]:
+    def operator(self: PendingLaws, *others: Any) -> Any:
+        return getattr(self.tensor, name)(*(_made(other) for other in others))
+
+    return operator
+
+
+# Python looks operators up in the class, past `__getattr__`.
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
+              "matmul", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs"):  # fmt: skip
+    setattr(PendingLaws, f"__{_name}__", _by_tensor(f"__{_name}__"))
+
+
+def _joined(laws: Sequence[object], single: bool) -> PendingLaws | None:
+    """Laws of the same kind as one, if none of them has been made yet."""
+    parts: list[LawRows] = []
+    for one in laws:
+        if not isinstance(one, PendingLaws) or one.single != single:
+            return None
+        parts += one.parts
+    if not parts or len({part.sampling is None for part in parts}) > 1:
+        return None
+    return PendingLaws(parts)
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, PendingLaws):
+        return value.tensor
+    if isinstance(value, list | tuple):
+        return type(value)(_made(one) for one in value)
+    return value
+
+
+def made(value: Tensor) -> Tensor:
+    """A law as the tensor that it says it is."""
+    return value.tensor if isinstance(value, PendingLaws) else value
+
+
+def model_laws(logits_RV: Tensor) -> Tensor:
+    """The model's own laws, float32 or float64."""
+    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)).softmax(-1)
+
+
+def gather_rows(parts: Sequence[LawRows], out: Tensor | None = None) -> Tensor:
+    """The logits of some rows, part after part; into `out`, if that is given."""
+    sources = {id(part.logits_RV): part.logits_RV for part in parts}
+    if len(sources) == 1 and _are_neighbours(parts):
+        first = parts[0].first
+        last = parts[-1].first + parts[-1].rows
+        picked_RV = parts[0].logits_RV[first:last]
+        return picked_RV if out is None else out.copy_(picked_RV)
+    sizes = [len(source) for source in sources.values()]
+    offsets = dict(zip(sources, [0, *accumulate(sizes)]))
+    starts = [offsets[id(part.logits_RV)] + part.first for part in parts]
+    index = np.concatenate([np.arange(at, at + p.rows) for at, p in zip(starts, parts)])
+    tensors = list(sources.values())
+    source_SV = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    index_R = to_device(index, torch.long, source_SV.device)
+    if out is None:
+        return source_SV.index_select(0, index_R)
+    return torch.index_select(source_SV, 0, index_R, out=out)
+
+
+def _are_neighbours(parts: Sequence[LawRows]) -> bool:
+    """Does each part begin where the last one ends?"""
+    return all(one.first + one.rows == two.first for one, two in pairwise(parts))

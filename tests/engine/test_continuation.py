@@ -1,0 +1,106 @@
+"""A draft model that writes on by itself drafts what it would draft token by token. On a GPU that
+is one captured program; here it runs over the same fixed memory."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import forerun
+from forerun.engine import continuation
+from forerun.engine.continuation import Continuations
+from tests import kernels_in_torch
+from tests.helpers import stepped
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+PROMPTS = [[5, 6, 7], [9]]
+
+
+def pair(graphs, **options):
+    """A model and another that drafts for it."""
+    how = {"device": DEVICE, "lanes": 4, "max_context": 64, "graphs": graphs}
+    return forerun.load("tiny:llama", **how), forerun.load("tiny:qwen2", **how)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    kernels_in_torch.use(monkeypatch)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """How many tokens were written at once, for how many sequences."""
+    runs = []
+    run = Continuations.run
+
+    def noted(self, asked, lanes, logits_BV):
+        answer = run(self, asked, lanes, logits_BV)
+        runs.append((len(asked), asked[0].tokens))
+        return answer
+
+    monkeypatch.setattr(Continuations, "run", noted)
+    return runs
+
+
+def steps(results):
+    return [(r.token_ids, str(r.trace), r.stats.draft_forwards) for r in results]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5, "draft_temperature": 0.7},
+        {"temperature": 0.9, "seed": 6, "frequency_penalty": 0.5},
+    ],
+    ids=["greedy", "sampled", "truncated", "penalised"],
+)
+def test_drafts_written_at_once_are_those_written_one_by_one(sampling, written):
+    outputs = []
+    for graphs in (False, True):
+        m, draft = pair(graphs)
+        how = {"method": "speculative", "draft": draft, "k": 3, "max_tokens": 10}
+        outputs.append(steps(m.generate(PROMPTS, ignore_eos=True, **how, **sampling)))
+    assert outputs[0] == outputs[1]
+    assert bool(written) == ("frequency_penalty" not in sampling)  # which needs the host
+
+
+def test_a_draft_ends_where_the_text_does_and_takes_no_room_that_is_not_there(written):
+    m, draft = pair(True)
+    how = {"method": "speculative", "draft": draft, "k": 3}
+    greedy = m.generate([5, 6, 7], method="ar", max_tokens=4, ignore_eos=True).token_ids
+    result = m.generate([5, 6, 7], stop_token_ids=[greedy[2]], max_tokens=4, **how)
+    assert result.token_ids == greedy[: greedy.index(greedy[2]) + 1]
+    long = list(range(3, 63))  # of 64
+    plain = m.generate(long, method="ar", max_tokens=4, ignore_eos=True).token_ids
+    assert m.generate(long, ignore_eos=True, max_tokens=4, **how).token_ids == plain
+    assert written
+
+
+def test_those_who_want_as_many_tokens_share_a_launch(written):
+    m, draft = pair(True)
+    stepped(m)
+    how = {"method": "speculative", "draft": draft, "ignore_eos": True, "max_tokens": 4}
+    asked = [([5, 6, 7], 2), ([9], 2), ([3, 4], 1)]
+    jobs = [m.submit(prompt, k=k, **how) for prompt, k in asked]
+    m.engine.run()
+    assert (2, 2) in written and (1, 1) in written
+    alone = [m.generate(prompt, k=k, **how) for prompt, k in asked]
+    assert [job.results()[0].token_ids for job in jobs] == [one.token_ids for one in alone]
+
+
+def test_a_program_that_is_wrong_is_used_once_at_most(monkeypatch, written):
+    m, draft = pair(True)
+    how = {"method": "speculative", "draft": draft, "k": 3, "max_tokens": 4, "ignore_eos": True}
+    right = m.generate([5, 6, 7], method="ar", max_tokens=4, ignore_eos=True).token_ids
+    set_tokens = continuation.StaticBatch.set_tokens
+    monkeypatch.setattr(
+        continuation.StaticBatch,
+        "set_tokens",
+        lambda self, tokens, steps: set_tokens(self, tokens, 0),
+    )
+    with pytest.warns(UserWarning, match="drafts of this model are not captured"):
+        assert m.generate([5, 6, 7], **how).token_ids == right  # a wrong draft is only slower
+    assert len(written) == 1

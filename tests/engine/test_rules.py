@@ -1,0 +1,127 @@
+"""Rules as programs over fixed memory do what their plain code does. On a GPU such a program is
+captured; here it runs as it is."""
+
+import pytest
+import torch
+
+from forerun.engine import engine as engine_file
+from forerun.engine.rules import RuleProgram, Rules
+from forerun.errors import NotAble
+from forerun.methods import autoregressive
+from forerun.options import Sampling
+from forerun.probability.outcomes import Token
+from forerun.probability.pending import PendingLaws
+from tests.helpers import fresh, stepped
+from tests.methods.test_steps import CASES, FILE, steps_of
+
+
+class Everything:
+    """The sizes that were seen before, where all are captured at once."""
+
+    def __contains__(self, size):
+        return True
+
+
+class ByProgram(Rules):
+    def __init__(self, sampler, graphs=None):
+        super().__init__(sampler, graphs=True)
+        self._seen_once = Everything()
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """Programs that were run, of all engines."""
+    ran = []
+    run = RuleProgram.run
+
+    def counted(self, batch):
+        ran.append(self.size)
+        return run(self, batch)
+
+    monkeypatch.setattr(RuleProgram, "run", counted)
+    monkeypatch.setattr(engine_file, "Rules", ByProgram)
+    return ran
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_every_method_takes_the_same_steps_by_programs(programs, method, caplog):
+    expected = [one for one in FILE.read_text().splitlines() if one.split()[0] == method]
+    assert list(steps_of(method)) == expected
+    assert len(programs) > len(set(programs)) > 0
+    assert not caplog.records  # no program said anything else than the plain code
+
+
+def test_rows_of_a_batch_keep_their_own_parameters(programs):
+    """Sampling of every kind in one batch, penalties included, and drafts of many lengths."""
+    asked = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 5, "seed": 1},
+        {"temperature": 0.8, "top_p": 0.7, "seed": 2},
+        {"temperature": 1.3, "min_p": 0.1, "seed": 3},
+        {"temperature": 0.9, "repetition_penalty": 1.3, "seed": 4},
+    ]
+    how = {"method": "lookup", "max_tokens": 24}
+    m = fresh()
+    m.engine.rules = Rules()
+    plain = [m.generate([1, 2, 3], **how, **options).token_ids for options in asked]
+    m = stepped(fresh())
+    jobs = [m.submit([1, 2, 3], **how, **options) for options in asked]
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == plain
+    assert any(size.warp.cold and size.warp.warm for size in programs)
+
+
+def test_a_rule_that_draws_without_end_runs_by_its_plain_code(programs, monkeypatch, caplog):
+    def greedy_of_many(p_BV, sample):
+        tokens = [sample(p_BV) for _ in range(12)]
+        return Token.of_batch(token=tokens[-1])
+
+    monkeypatch.setattr(autoregressive, "sample_token", greedy_of_many)
+    m = fresh()
+    assert len(m.generate([1, 2, 3], max_tokens=4, ignore_eos=True).token_ids) == 4
+    assert "runs by its plain code" in caplog.text
+
+
+def test_pending_laws_are_a_tensor():
+    torch.manual_seed(0)
+    logits = torch.randn(6, 11)
+    sampling = Sampling(temperature=0.7)
+    laws = PendingLaws.of(logits, 1, 4, sampling)
+    dense = (logits[1:5] / 0.7).softmax(-1)
+    torch.testing.assert_close(laws.tensor, dense)
+    assert len(laws) == 4 and laws.shape == dense.shape
+    torch.testing.assert_close(laws[1:3].tensor, dense[1:3])
+    torch.testing.assert_close(laws[-1].tensor, dense[-1])
+    torch.testing.assert_close(laws[[2, 0]].tensor, dense[[2, 0]])
+    torch.testing.assert_close(laws[::2], dense[::2])
+    assert laws[4:].tensor.shape == (0, 11) and len(laws[4:]) == 0
+    torch.testing.assert_close(torch.cat([laws[:1], laws[2:]]).tensor, dense[[0, 2, 3]])
+    torch.testing.assert_close(torch.stack([laws[0], laws[3]]).tensor, dense[[0, 3]])
+    torch.testing.assert_close(torch.cat([laws, dense]), torch.cat([dense, dense]))
+    torch.testing.assert_close(1 - laws / 2, 1 - dense / 2)
+    torch.testing.assert_close(dense * laws, dense * dense)
+    assert laws.argmax(-1).tolist() == dense.argmax(-1).tolist()
+    own = PendingLaws.of(logits, 0, 6, None)
+    torch.testing.assert_close(own.tensor, logits.softmax(-1))
+    torch.testing.assert_close(torch.cat([own, laws]), torch.cat([logits.softmax(-1), dense]))
+
+
+def test_a_rule_must_return_an_outcome_of_every_sequence():
+    rules = Rules()
+    law = PendingLaws.of(torch.randn(1, 5), 0, 1, Sampling())
+
+    class Seq:
+        noise_key = 0
+        draws = 0
+
+    class Asked:
+        seq = Seq()
+        arguments = (law,)
+
+        def __init__(self, rule):
+            self.rule = rule
+
+    with pytest.raises(NotAble, match="must return an Outcome"):
+        rules.apply([Asked(lambda p, sample: 3)])
+    with pytest.raises(NotAble, match="one row per sequence"):
+        rules.apply([Asked(lambda p, sample: Token.of_batch(token=torch.zeros(2)))])
