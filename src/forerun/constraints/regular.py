@@ -87,7 +87,7 @@ def compiled(kind: str, text: str, given: str) -> ByteAutomaton:
         done = subprocess.run(
             [sys.executable, "-P", str(WORKER)],
             input=json.dumps(asked).encode(),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=_environment(),
             capture_output=True,
             timeout=SECONDS,
             check=False,
@@ -101,6 +101,14 @@ def compiled(kind: str, text: str, given: str) -> ByteAutomaton:
         raise _refusal(kind, given, done.stderr.decode(errors="replace"))
     found = np.load(io.BytesIO(done.stdout))
     return ByteAutomaton(found["table"], found["final"], int(found["start"]))
+
+
+def _environment() -> dict[str, str]:
+    """The worker finds what we find. One thread: on a machine with many cores the room that NumPy
+    keeps for each would be more than the limit."""
+    path = os.pathsep.join(filter(None, sys.path))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONPATH": path}
 
 
 def _refusal(kind: str, given: str, said: str) -> BadOption | NotAble:
