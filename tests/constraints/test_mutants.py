@@ -107,7 +107,7 @@ def test_a_drawn_draft_that_is_cut_before_the_token_that_is_not_allowed_is_caugh
 
 def test_an_end_where_the_text_is_no_word_is_caught(monkeypatch):
     def mask(self, state):
-        return self._ordinary(state) | self._ends_W
+        return self.language.allowed(state) & self._ordinary_W | self._ending_W
 
     monkeypatch.setattr(LeftToRight, "_mask", mask)
     assert is_caught("ar")

@@ -33,8 +33,11 @@ class LeftToRight(Generic[State]):
         self.language = language
         self.next = first
         self.ends = ends
-        self._ends_W = bitmask(ends, vocab)
-        self._possible_W = bitmask_without((), vocab) if possible is None else possible
+        possible_W = bitmask_without((), vocab) if possible is None else possible
+        self._ordinary_W = possible_W & ~bitmask(ends, vocab)
+        self._ending_W = possible_W & bitmask(ends, vocab)
+        self._seen: State | None = None
+        self._seen_W = self._ending_W
         self._failure = ""
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
@@ -65,8 +68,8 @@ class LeftToRight(Generic[State]):
         self, chain: Sequence[int], prefixes: Sequence[int], positions: Sequence[int]
     ) -> np.ndarray:
         if self._state is None:
-            return np.zeros((len(prefixes), len(self._ends_W)), np.int32)
-        masks_LW = np.full((len(prefixes), len(self._ends_W)), ANY, np.int32)
+            return np.zeros((len(prefixes), len(self._ending_W)), np.int32)
+        masks_LW = np.full((len(prefixes), len(self._ending_W)), ANY, np.int32)
         states = self._states(chain, max(prefixes, default=0))
         for row, (length, position) in enumerate(zip(prefixes, positions)):
             if position == self.next + length and length < len(states):
@@ -90,12 +93,13 @@ class LeftToRight(Generic[State]):
         return None if token in self.ends else self.language.advance(state, token)
 
     def _mask(self, state: State) -> np.ndarray:
-        mask_W = self._ordinary(state)
-        return mask_W | self._ends_W & self._possible_W if self.language.accepts(state) else mask_W
-
-    def _ordinary(self, state: State) -> np.ndarray:
-        """The tokens that may follow, without those that end the text."""
-        return self.language.allowed(state) & self._possible_W & ~self._ends_W
+        """The tokens that may follow. The last answer is kept: a state is asked about several times
+        in a row."""
+        if self._seen is not state:
+            mask_W = self.language.allowed(state) & self._ordinary_W
+            self._seen_W = mask_W | self._ending_W if self.language.accepts(state) else mask_W
+            self._seen = state
+        return self._seen_W
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"
@@ -141,4 +145,6 @@ class LeftToRight(Generic[State]):
 
     @property
     def finished(self) -> bool:
-        return self.met and self._state is not None and not self._ordinary(self._state).any()
+        if self._state is None or not self.language.accepts(self._state):
+            return False
+        return not (self._mask(self._state) & self._ordinary_W).any()
