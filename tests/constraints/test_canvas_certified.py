@@ -131,10 +131,10 @@ def holes_and_samplings(most=9):
 ANY_SUBSET = [
     ("sequential", {}),
     ("assd", {"k": 1, "ahead": "none"}),
-    *(("assd", {"k": 3, "ahead": ahead}) for ahead in ("none", "whole", "every")),
+    ("assd", {"k": 3, "ahead": "whole"}),
+    ("assd", {"k": 3, "ahead": "every"}),
 ]
 MASKED = [
-    ("stepwise", {"block": 9}),
     ("stepwise", {"block": 2}),
     ("ssd", {"block": 9, "drafts": 3}),
     ("ssd", {"block": 1, "drafts": 2, "tree": "chain"}),

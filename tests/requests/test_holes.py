@@ -23,7 +23,6 @@ FILLS = [
     ("masked", "stepwise", {}),
     ("masked", "ssd", {}),
     ("masked", "threshold", {"threshold": 0.0}),
-    ("masked", "steps", {"steps": 1}),
     ("masked", "entropy-bounded", {"bound": 5.0}),
     ("masked", "ancestral", {"steps": 2}),
 ]
