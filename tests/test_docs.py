@@ -1,4 +1,4 @@
-"""What the pages show runs: the Python of the README, of the first page and of the serving page.
+"""What the pages show runs: the Python of the README, of the first page and of those on use.
 Their commands are understood."""
 
 import re
@@ -12,7 +12,7 @@ from forerun.cli import COMMANDS
 from forerun.cli.methods import method_row
 from tests.helpers import ROOT
 
-PAGES = ["README.md", "docs/start.md", "docs/serving.md"]
+PAGES = ["README.md", "docs/start.md", "docs/serving.md", "docs/structured.md"]
 NEEDS_MORE = ("smollm", "tensor_parallel")  # weights or processes that are not here
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from forerun.constraints.parsing import plain
 from forerun.registry import Method
+from forerun.requests.tools import ToolCall
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.sequence.trace import Event, Trace
 
@@ -69,12 +71,13 @@ class Promise(TypedDict):
     reference: str
 
 
-def promise_of(method: Method, model: str) -> Promise:
+def promise_of(method: Method, model: str, constraint: str = "") -> Promise:
+    """`constraint` says how one is read, if there is one."""
     return {
         "method": method.name,
         "model": model,
         "guarantee": method.guarantee,
-        "reference": f"{method.reference} on {model}",
+        "reference": f"{method.reference} on {model}{constraint}",
     }
 
 
@@ -84,7 +87,7 @@ class Result:
 
     text: str
     token_ids: list[int]
-    finish_reason: str  # stop | length | cancelled | error
+    finish_reason: str  # stop | length | unmet (a constraint, in max_tokens) | cancelled | error
     method: str
     model: str
     guarantee: str  # exact | approximate
@@ -97,6 +100,8 @@ class Result:
     # Of the prompt's tokens; None for those that the model says nothing of, such as the first.
     prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
+    parsed: Any = None  # the value of a text that a constraint has made
+    tool_calls: list[ToolCall] | None = None  # where tools were given: the calls in the text
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -115,6 +120,10 @@ class Result:
             out["logprobs"] = self.logprobs
         if self.prompt_logprobs is not None:
             out["prompt_logprobs"] = self.prompt_logprobs
+        if self.tool_calls is not None:
+            out["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.parsed is not None:
+            out["parsed"] = plain(self.parsed)
         if self.error is not None:
             out["error"] = f"{type(self.error).__name__}: {self.error}"
         return out
