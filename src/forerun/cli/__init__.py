@@ -26,7 +26,7 @@ COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "certify": "Prove that the output of a method has the law of its reference.",
     "compare": "Run methods side by side: cost, speed, guarantee, and whether the output is right.",
-    "evaluate": "Measure quality and cost of methods on a task.",
+    "evaluate": "Measure quality and cost of methods on standard benchmarks.",
     "train": "Train a model by a recipe.",
     "tune": "Find the fastest options of a method on this machine.",
     "analyse": "Show what limits a method on a model, and how a model decodes.",

@@ -30,6 +30,7 @@ from forerun.evaluate.benchmarks.base import (
     Item,
     Read,
     Scores,
+    Write,
 )
 from forerun.evaluate.examiner import SandboxExaminer
 from forerun.evaluate.likelihood import Continuation, Likelihood
@@ -120,10 +121,15 @@ class Evaluation:
             "reference": method.reference,
             "temperature": self.style.temperature,
             "samples": self.style.samples,
-            "chat": self.style.chat and asking.has_template(model),
+            "chat": self._chats(),
             "max_tokens": self.style.max_tokens,
         }
         return AnswerFile(self.folder, settings, {"machine": machine()})
+
+    def _chats(self) -> bool:
+        """Are items asked through a chat template?"""
+        asked = any(isinstance(item.ask, Write) and item.ask.chat for item in self.items)
+        return self.style.chat and asked and asking.has_template(self.model)
 
     # --- what is decoded ------------------------------------------------------
 
@@ -139,6 +145,7 @@ class Evaluation:
                 break
             if not session.began:
                 self._warm_up(choice, wave)
+                self._forget()
             session.begin()
             for requests in _in_groups(wave):
                 jobs = asking.submit(self.model, choice, requests, self.style)
@@ -187,6 +194,14 @@ class Evaluation:
             first = [asking.with_room(one, min(one.max_tokens, TO_WARM_UP)) for one in first]
         asking.submit(self.model, choice, first, self.style).run()
 
+    def _forget(self) -> None:
+        """Every method starts cold: prompts that the method before it left in the slots, and what
+        it learnt of the text, would make it look faster. Nothing runs now."""
+        for host in self.model.engine.hosts:
+            host.shared_state.clear()
+            for memo in host.memos:
+                memo.forget()
+
     # --- what is scored -------------------------------------------------------
 
     def _score(self, file: AnswerFile, progress: Callable[[int], None]) -> None:
@@ -230,10 +245,13 @@ class Evaluation:
         items = {item.id: item for item in self.items}
         records = [record for record in file.ungraded() if record.item in items]
         workers = min(GRADERS, os.cpu_count() or 1) if self.benchmark.runs_code else 1
-        with ThreadPoolExecutor(workers) as pool:
+        pool = ThreadPoolExecutor(workers)
+        try:
             graded = pool.map(lambda record: self._scores(items[record.item], record), records)
             for record, scores in zip(records, graded):
                 file.grade(record.key, scores)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for all
 
     def _scores(self, item: Item, record: Record) -> Scores:
         answer = record.answer

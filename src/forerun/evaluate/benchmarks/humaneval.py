@@ -4,7 +4,8 @@ docstring; does it pass its tests?
 A base model goes on from the prompt without the white space at its end, as bigcode's harness has
 it, up to the first line that belongs to something else. A chat model is asked with EvalPlus's words
 (Liu et al., 2023, arXiv 2305.01210) and begins its answer with EvalPlus's opening; its program is
-what stands in the block of code, and runs alone.
+what stands in the block of code. `pass@1` runs it after the imports and helpers that the task gives
+before its function, `alone` runs nothing but it, as EvalPlus does.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def read(data: Data) -> list[Item]:
         )
         facts = {
             "prompt": one["prompt"].rstrip(),
+            "before": one["prompt"].rpartition(f"def {one['entry_point']}(")[0],
             "test": one["test"],
             "entry_point": one["entry_point"],
             "given": one["prompt"] + one.get("canonical_solution", ""),
@@ -53,18 +55,17 @@ def read(data: Data) -> list[Item]:
     return items
 
 
-def program_of(item: Item, answer: Answer) -> str:
-    """What is run: the whole function."""
-    if answer.chatted:
-        return answer.text.split("```")[0]
-    return item.facts["prompt"] + answer.text
-
-
 def grade(item: Item, answer: Answer, examiner: Examiner) -> Scores:
     facts = item.facts
-    program = program_of(item, answer)
-    passed = examiner.passes(program, facts["test"], facts["entry_point"], facts["given"])
-    return {"pass@1": float(passed)}
+
+    def passes(program: str) -> float:
+        return float(examiner.passes(program, facts["test"], facts["entry_point"], facts["given"]))
+
+    if not answer.chatted:
+        return {"pass@1": passes(facts["prompt"] + answer.text)}
+    program = answer.text.split("```")[0]
+    alone = passes(program)
+    return {"pass@1": alone or passes(f"{facts['before']}\n{program}"), "alone": alone}
 
 
 HUMANEVAL = Benchmark(
