@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
+from forerun.evaluate.programs import ProgramSettings
 
 from forerun.errors import NotAble
 from forerun.evaluate import sandbox
-from forerun.evaluate.programs import ProgramSettings
 from forerun.evaluate.sandbox import Limits, Trial
 from tests.helpers import run as forerun
 

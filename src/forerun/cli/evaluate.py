@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from forerun.cli.common import (
@@ -31,6 +33,7 @@ from forerun.cli.flags import (
     Quiet,
     Seed,
     model_option,
+    read_method_options,
     takes_flags_and_options,
 )
 from forerun.errors import BadOption, unknown
@@ -132,7 +135,9 @@ def evaluate(flags: EvaluateFlags, options: MethodOptions) -> None:
     items. An interrupt loses nothing: the same command goes on. Options of the methods are flags
     too: --k 8; see `forerun methods`.
     """
-    tasks = flags.task or []
+    words = flags.task or []
+    tasks = list(takewhile(lambda word: not word.startswith("-"), words))
+    options = {**options, **read_method_options(words[len(tasks) :])}  # flags it does not know
     if not tasks:
         list_benchmarks()
         return
@@ -291,12 +296,12 @@ def show_panel(panel: Sequence[Summary]) -> None:
     heads = headers(panel)
     table = Table(*(heads[i] for i in used), box=None)
     for row in rows:
-        table.add_row(*(row[i] for i in used))
+        table.add_row(*(escape(row[i]) for i in used))
     console = Console()
     console.print(title(panel), highlight=False)
     print_table(table, console)
     for method, words in measures(panel):
-        console.print(f"{method}: {words}", style="dim", highlight=False)
+        console.print(f"{method}: {words}", style="dim", highlight=False, markup=False)
     console.print(caption(panel), style="dim", highlight=False)
 
 
@@ -339,7 +344,7 @@ def _evaluate_scattered(flags: EvaluateFlags, options: MethodOptions) -> None:
 
 def show_scattered(report: Mapping[str, object], rows: Sequence[TaskRow]) -> None:
     """A column for every way to decode."""
-    table = Table("", *(row.label for row in rows), box=None)
+    table = Table("", *(escape(row.label) for row in rows), box=None)
     for name in rows[0].measures:
         table.add_row(name, *(str(row.measures[name]) for row in rows))
         if name in rows[-1].p_values:

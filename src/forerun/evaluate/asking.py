@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,8 +215,3 @@ def conversation(
         said = [*one.ask.chat, reply, *said]
         earlier = one.after
     return said
-
-
-def ready(items: Iterable[Item], answered: Mapping[str, str]) -> list[Item]:
-    """Items whose conversation has come to their turn."""
-    return [item for item in items if item.after is None or item.after in answered]

@@ -158,22 +158,21 @@ class Evaluation:
         """What can be asked now: not what is answered, nor what comes later in a conversation."""
         by_id = {item.id: item for item in self.items}
         for sample in range(self.style.samples):
-            said = {
-                item.id: file.records[item.id, sample].answer.text
-                for item in self.items
-                if (item.id, sample) in done
-            }
-            for item in asking.ready(self.items, said):
-                if (item.id, sample) in done:
+            said: dict[str, str] = {}  # the answers so far, by item
+            for item in self.items:
+                key = (item.id, sample)
+                if item.after is not None and item.after not in said:
                     continue
-                before = asking.conversation(by_id, said, item)
-                request = asking.request_for(self.model, item, sample, self.style, before)
-                if request is None:
-                    self._too_long(file, item, sample)
-                elif file.answer((item.id, sample), request.digest) is None:
-                    yield request
-                    continue
-                done.add((item.id, sample))
+                if key not in done:
+                    before = asking.conversation(by_id, said, item)
+                    request = asking.request_for(self.model, item, sample, self.style, before)
+                    if request is None:
+                        self._too_long(file, item, sample)
+                    elif file.answer(key, request.digest) is None:
+                        yield request
+                        continue
+                    done.add(key)
+                said[item.id] = file.records[key].answer.text
 
     @staticmethod
     def _too_long(file: AnswerFile, item: Item, sample: int) -> None:
