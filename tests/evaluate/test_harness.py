@@ -179,4 +179,5 @@ class TestCommand:
         assert with_model(["run", "--model", "hf"]) == ["run", "--model", "hf"]
         assert with_model(["--model=hf"]) == ["--model=hf"]
         assert with_model(["ls", "tasks"]) == ["ls", "tasks"]
+        assert with_model(["run"]) == ["run"], "which shows the harness's help"
         assert with_model(["--tasks", "x"])[-2:] == ["--model", "forerun"]
