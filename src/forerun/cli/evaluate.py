@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forerun.api import Model
     from forerun.evaluate.benchmarks.base import Benchmark
     from forerun.evaluate.evaluation import Evaluation
+    from forerun.evaluate.examiner import SandboxExaminer
     from forerun.evaluate.summary import Summary
     from forerun.evaluate.tasks import MethodChoice, TaskRow
 
@@ -191,6 +192,8 @@ def _check(flags: EvaluateFlags, tasks: Sequence[str]) -> None:
     if flags.samples > 1 and not flags.temperature:
         raise BadOption(f"samples={flags.samples} would all be the same: give --temperature too.")
     check_writable(flags.html)
+    if any(BENCHMARKS[task].runs_code for task in tasks if task != SCATTERED):
+        _examiner(flags).limits  # noqa: B018 - refuses what cannot be isolated, before the work
 
 
 def _path_of(flags: EvaluateFlags, benchmark: Benchmark) -> str:
@@ -253,7 +256,6 @@ def _evaluation(
 ) -> Evaluation:
     from forerun.evaluate.asking import Style
     from forerun.evaluate.evaluation import Evaluation
-    from forerun.evaluate.examiner import SandboxExaminer
     from forerun.evaluate.likelihood import Likelihood
 
     temperature = flags.temperature or 0.0
@@ -263,12 +265,18 @@ def _evaluation(
         items,
         flags.out,
         Style(temperature, flags.samples, flags.seed, flags.chat, flags.max_tokens),
-        SandboxExaminer(
-            allow_code=flags.allow_code, judge=flags.judge, judge_model=flags.judge_model
-        ),
+        _examiner(flags),
         Likelihood(model, flags.draws, flags.seed),
         flags.seconds,
         shown,
+    )
+
+
+def _examiner(flags: EvaluateFlags) -> SandboxExaminer:
+    from forerun.evaluate.examiner import SandboxExaminer
+
+    return SandboxExaminer(
+        allow_code=flags.allow_code, judge=flags.judge, judge_model=flags.judge_model
     )
 
 
