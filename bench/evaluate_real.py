@@ -175,13 +175,16 @@ def write_summary(out: Path) -> None:
 def write_report(out: Path, report: Path) -> None:
     """Tables and picture of docs/evaluation.md, between its marks."""
     panels = summarise_folder(out)
-    picture = report.with_suffix(".svg")
-    picture.write_text(frontier(panels))
-    text = "\n".join(markdown(panel) for panel in panels)
+    text = ""
+    for task in dict.fromkeys(panel[0].settings["task"] for panel in panels):
+        own = [panel for panel in panels if panel[0].settings["task"] == task]
+        picture = report.with_name(f"{report.stem}-{task}.svg")
+        picture.write_text(frontier(own))
+        text += f"### {task}\n\n" + "\n".join(map(markdown, own))
+        text += f"\n![{task}: quality against speed]({picture.name})\n\n"
     before, rest = report.read_text().split(START)
     after = rest.split(END)[1]
-    part = f"{text}\n![Accuracy against speed]({picture.name})\n"
-    report.write_text(f"{before}{START}\n\n{part}\n{END}{after}")
+    report.write_text(f"{before}{START}\n\n{text}{END}{after}")
 
 
 if __name__ == "__main__":

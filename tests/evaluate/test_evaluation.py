@@ -2,6 +2,8 @@
 answered."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,7 +20,7 @@ from forerun.evaluate.evaluation import Evaluation
 from forerun.evaluate.report import frontier, markdown, page
 from forerun.evaluate.summary import summarise, summarise_folder
 from forerun.evaluate.tasks import MethodChoice
-from tests.helpers import fresh, model, run, settled
+from tests.helpers import ROOT, fresh, model, run, settled
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -373,3 +375,51 @@ def test_the_catalogue_names_every_source():
     for benchmark in BENCHMARKS.values():
         assert benchmark_named(benchmark.name) is benchmark
         assert "github" in benchmark.source or "JSON lines" in benchmark.source, benchmark.name
+
+
+BARE = """
+import runpy, sys
+
+class Without:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] in ("typer", "rich", "scipy", "matplotlib"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Without())
+sys.argv[0] = "evaluate_real.py"
+runpy.run_path("bench/evaluate_real.py", run_name="__main__")
+"""
+
+
+def test_the_bench_runs_without_the_command_line_s_packages(tmp_path):
+    """On machines that only decode, and for the tables of docs/evaluation.md."""
+    humaneval_file(tmp_path)
+    page_ = tmp_path / "evaluation.md"
+    marks = [
+        line for line in (ROOT / "docs/evaluation.md").read_text().split("\n") if "<!--" in line
+    ]
+    page_.write_text("\n".join(["before", *marks[-2:], "after"]))
+    words = [
+        "--out",
+        tmp_path / "out",
+        "--data",
+        tmp_path,
+        "--model",
+        "tiny",
+        "--task",
+        "humaneval",
+    ]
+    words += ["--method", "ar", "lookup", "stepwise", "--max-tokens", "4", "--allow-code"]
+    words += ["--seconds", "60", "--report", page_]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *map(str, words)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stepwise: does not run on family 'causal'" in done.stdout
+    text = page_.read_text()
+    assert text.startswith("before\n<!-- answers") and text.endswith(
+        "<!-- end of answers -->\nafter"
+    )
+    assert "| `lookup` |" in text and (tmp_path / "evaluation-humaneval.svg").exists()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [one["settings"]["method"] for one in summary[0]] == ["ar", "lookup"]

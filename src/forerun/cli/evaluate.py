@@ -297,7 +297,15 @@ def _run(evaluation: Evaluation, choices: Sequence[MethodChoice], task: str) -> 
 
 
 def show_panel(panel: Sequence[Summary]) -> None:
-    from forerun.evaluate.report import caption, cells, columns_used, headers, measures, title
+    from forerun.evaluate.report import (
+        caption,
+        cells,
+        columns_used,
+        group_rows,
+        headers,
+        measures,
+        title,
+    )
 
     rows = [cells(summary) for summary in panel]
     used = columns_used(rows)
@@ -308,6 +316,12 @@ def show_panel(panel: Sequence[Summary]) -> None:
     console = Console()
     console.print(title(panel), highlight=False)
     print_table(table, console)
+    groups = group_rows(panel)
+    if groups:
+        by_group = Table("tokens/forward", *(escape(one.method) for one in panel), box=None)
+        for row in groups:
+            by_group.add_row(*map(escape, row))
+        print_table(by_group, console)
     for method, words in measures(panel):
         console.print(f"{method}: {words}", style="dim", highlight=False, markup=False)
     console.print(caption(panel), style="dim", highlight=False)

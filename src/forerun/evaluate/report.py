@@ -24,7 +24,8 @@ COLUMNS = (
     "first token",
 )
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#e377c2", "#17becf")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 380, 60, 48, 24, 20
+WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT = 640, 420, 60, 48, 20
+LINE = 15  # between the lines of the legend, which stands above the picture
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: #222; background: #fff }
@@ -155,14 +156,15 @@ def frontier(panels: Sequence[Sequence[Summary]]) -> str:
     points = [point for point in points if point[2]]
     if not points:
         return ""
+    top = 14 + LINE * len(panels)
     xs = _Axis([x for _, _, x, _ in points], LEFT, WIDTH - RIGHT)
-    ys = _Axis([y for _, _, _, y in points], HEIGHT - BOTTOM, TOP)
+    ys = _Axis([y for _, _, _, y in points], HEIGHT - BOTTOM, top)
     parts = [*_frame(xs, ys, points[0][1])]
     for panel, one, x, y in points:
         parts.append(_dot(panel, one, xs(x), ys(y), hollow=one.beside is None))
     for panel, summaries in enumerate(panels):
         colour = COLOURS[panel % len(COLOURS)]
-        place = f'x="{LEFT + 8}" y="{TOP + 6 + 15 * panel}"'
+        place = f'x="{LEFT}" y="{LINE * (panel + 1)}"'
         parts.append(f'<text {place} fill="{colour}">{html.escape(title(summaries))}</text>')
     body = "\n".join(parts)
     return (
@@ -206,7 +208,7 @@ def _frame(xs: _Axis, ys: _Axis, one: Summary) -> list[str]:
     parts = []
     for tick in xs.ticks():
         x = xs(tick)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#eee"/>')
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{ys.end}" y2="{ys.start}" stroke="#eee"/>')
         words = f'<text x="{x}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle" fill="#555">'
         parts.append(f"{words}{tick:g}</text>")
     for tick in ys.ticks():
@@ -217,7 +219,7 @@ def _frame(xs: _Axis, ys: _Axis, one: Summary) -> list[str]:
     metric = html.escape(one.metric + (", %" if one.percent else ""))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">tokens/s</text>')
-    half = (HEIGHT - BOTTOM + TOP) / 2
+    half = (ys.start + ys.end) / 2
     turned = f'transform="translate(14 {half}) rotate(-90)" text-anchor="middle"'
     parts.append(f"<text {turned}>{metric}</text>")
     return parts
@@ -245,6 +247,9 @@ def page(panels: Sequence[Sequence[Summary]]) -> str:
         parts.append(f"<h2>{html.escape(title(summaries))}</h2>")
         parts.append(frontier([summaries]))
         parts.append(_table(summaries))
+        groups = group_rows(summaries)
+        if groups:
+            parts.append(_html_table(["tokens/forward", *(s.method for s in summaries)], groups))
         for method, words in measures(summaries):
             parts.append(f"<p><small><b>{html.escape(method)}</b> {html.escape(words)}</small></p>")
         parts.append(f"<p><small>{html.escape(caption(summaries))}</small></p>")
@@ -260,8 +265,12 @@ def _table(summaries: Sequence[Summary]) -> str:
     rows = [cells(one) for one in summaries]
     used = columns_used(rows)
     heads = headers(summaries)
-    head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in used)
+    return _html_table([heads[i] for i in used], [[row[i] for i in used] for row in rows])
+
+
+def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(row[i])}</td>" for i in used) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"

@@ -42,7 +42,7 @@ def read(data: Data) -> list[Item]:
             opening=OPENING,
             stop=ENDS,
             chat_stop=CHAT_ENDS,
-            max_tokens=512,
+            max_tokens=768,
         )
         facts = {
             "prompt": one["prompt"].rstrip(),
