@@ -1,6 +1,7 @@
 """Benchmarks: they ask the published prompt, and grade the published way."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -262,13 +263,36 @@ FOLLOWED = [
         "THIS IS it",
         "THIS is it",
     ),
+    ("language:response_language", {"language": "de"}, "Hund und Katze", "dog and cat"),
     ("change_case:english_capital", {}, "ALL OF THE WORDS ARE LOUD", "Not all OF THEM"),
     ("change_case:english_lowercase", {}, "all of the words are quiet", "Not all"),
     ("punctuation:no_comma", {}, "one and two", "one, two"),
 ]
 
 
+class FakeLangdetect:
+    """Tells two languages apart by a word, and none in a text of numbers."""
+
+    __spec__ = "there"
+
+    class LangDetectException(Exception):
+        pass
+
+    class DetectorFactory:
+        seed = None
+
+    @classmethod
+    def detect(cls, text):
+        if not any(letter.isalpha() for letter in text):
+            raise cls.LangDetectException
+        return "de" if "und" in text.lower() else "en"
+
+
 class TestIFEval:
+    @pytest.fixture(autouse=True)
+    def languages(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "langdetect", FakeLangdetect)
+
     @pytest.mark.parametrize("name, arguments, good, bad", FOLLOWED)
     def test_each_published_check(self, name, arguments, good, bad):
         assert instructions.follows(name, arguments, good)
@@ -277,8 +301,20 @@ class TestIFEval:
 
     def test_all_published_checks_are_there(self):
         tested = {name for name, *_ in FOLLOWED}
-        assert {*tested, "language:response_language"} == instructions.CHECKS.keys()
+        assert tested == instructions.CHECKS.keys()
         assert len(instructions.CHECKS) == 25
+
+    def test_languages_are_told_as_published(self):
+        assert instructions.follows("language:response_language", {"language": "de"}, "123")
+        assert not instructions.follows("change_case:english_capital", {}, "HUND UND KATZE")
+        assert FakeLangdetect.DetectorFactory.seed == 0
+
+    def test_a_language_without_its_package_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("forerun.evaluate.benchmarks.ifeval.find_spec", lambda name: None)
+        name = "language:response_language"
+        one = {"prompt": "p", "instruction_id_list": [name], "kwargs": [{"language": "de"}]}
+        with pytest.raises(BadOption, match="langdetect"):
+            items_of("ifeval", written(tmp_path, one))
 
     def test_loosely_forgives_what_stands_around(self):
         name = "startend:quotation"
@@ -299,7 +335,7 @@ class TestIFEval:
         half = graded("ifeval", item, "yes")
         assert half["accuracy"] == 0 and half["followed"] == 1
         whole = benchmark_named("ifeval").combine([both, half])
-        assert whole == {"of instructions": 75}
+        assert whole == {"of instructions": 0.75}
         unknown = {**one, "instruction_id_list": ["x:y", "startend:quotation"]}
         with pytest.raises(BadOption, match="x:y"):
             items_of("ifeval", written(tmp_path, unknown))
@@ -402,16 +438,15 @@ class TestChats:
         address = f"http://127.0.0.1:{server.server_port}/v1"
         examiner = SandboxExaminer(judge=address, judge_model="m")
         item = Item("81/1", Read(""), {"question": "Why?"})
-        found = benchmark_named("mt-bench").grade(item, Answer("Because."), examiner)
+        answer = Answer("Because.", before="user: Well?\n\n")
+        found = benchmark_named("mt-bench").grade(item, answer, examiner)
         server.shutdown()
         server.server_close()
         assert found == {"rating": 7.5, "words": 1}
         [(path, body)] = asked
         assert path == "/v1/chat/completions" and body["model"] == "m"
-        assert (
-            "Why?" in body["messages"][1]["content"]
-            and "Because." in body["messages"][1]["content"]
-        )
+        words = body["messages"][1]["content"]
+        assert "user: Well?\n\nWhy?" in words and "Because." in words
         with pytest.raises(BadOption, match="judge="):
             ask_judge(address, "m", "q", "a", timeout=1)
 

@@ -232,7 +232,7 @@ class TestAsking:
     def test_left_to_right_models_see_the_suffix_if_they_have_tokens_for_it(self):
         ask = Fill("pre ", "x", " post", ("lines", 2))
         plain = asking.request_for(model("llama"), Item("0", ask), 0, Style())
-        assert model("llama").decode(plain.prompt) == "pre " and not plain.middle
+        assert model("llama").decode(plain.prompt) == "pre" and not plain.middle
         m = self.chatting()
         names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>"]
         m.tokenizer.add_special_tokens({"additional_special_tokens": names})
@@ -241,6 +241,21 @@ class TestAsking:
         said = m.decode(request.prompt, special=True)
         assert said == "<fim_prefix>pre <fim_suffix> post<fim_middle>" and request.middle
         assert request.stop_ids == (m.tokenizer.convert_tokens_to_ids("<|endoftext|>"),)
+
+    def test_a_left_to_right_model_goes_on_from_no_white_space(self):
+        """Tokens begin with white space: after a line break alone, a model writes another one."""
+        m = model("llama")
+        ask = Fill("def f():\n", "    x = 1", "\n    return x", ("lines", 1))
+        request = asking.request_for(m, Item("0", ask), 0, Style())
+        assert m.decode(request.prompt) == "def f():" and request.lead == "\n"
+        result = m.generate(request.prompt, max_tokens=1)
+        for text, line in (
+            ("\n    x = 1\n    y", "    x = 1"),
+            ("    x = 1\n", "    x = 1"),
+            ("\n\n    x", ""),
+        ):
+            written = type(result)(**{**vars(result), "text": text})
+            assert asking.answer_of(request, written).text == line
 
     def test_what_is_written_is_cut_after_as_much_as_is_missing(self):
         assert asking.cut("a\nb\nc", "lines", 2) == "a\nb"

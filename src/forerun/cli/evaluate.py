@@ -37,6 +37,7 @@ from forerun.cli.flags import (
     takes_flags_and_options,
 )
 from forerun.errors import BadOption, unknown
+from forerun.options import check_whole
 
 if TYPE_CHECKING:
     from forerun.api import Model
@@ -189,6 +190,9 @@ def _check(flags: EvaluateFlags, tasks: Sequence[str]) -> None:
             f"judge={flags.judge!r} must be the address of an OpenAI-compatible server, such as "
             f"http://localhost:8000/v1; only 'scattered' takes a model."
         )
+    if flags.count is not None:
+        check_whole("count", flags.count)
+    check_whole("samples", flags.samples)
     if flags.samples > 1 and not flags.temperature:
         raise BadOption(f"samples={flags.samples} would all be the same: give --temperature too.")
     check_writable(flags.html)

@@ -39,6 +39,7 @@ MIDDLE_ENDS = (
     "<|repo_name|>",
     "<|file_separator|>",
 )
+PER_LINE = 32  # tokens that a left-to-right model may write for a line or a sentence
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
 
 
@@ -67,6 +68,8 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     chatted: bool = False
     middle: bool = False  # was the suffix shown?
+    lead: str = ""  # white space of the prefix that the model is left to write
+    before: str = ""  # the conversation so far
 
     @property
     def prompt(self) -> list[int]:
@@ -124,12 +127,17 @@ def _writing(
     style: Style,
     before: Sequence[Message],
 ) -> Request:
+    said = "".join(f"{message['role']}: {message['content']}\n\n" for message in before)
     if style.chat and ask.chat and has_template(model):
         text = chat_text(model, [*before, *ask.chat], {}) + ask.opening
         ids = model.encode(text, special=False)
-        return Request(item, sample, [*ids], ask.max_tokens, stop=ask.chat_stop, chatted=True)
-    said = "".join(f"{message['content']}\n\n" for message in before)
-    return Request(item, sample, [*model.encode(said + ask.prompt)], ask.max_tokens, stop=ask.stop)
+        stop = ask.chat_stop
+        chatted = True
+    else:
+        ids = model.encode(said + ask.prompt)
+        stop = ask.stop
+        chatted = False
+    return Request(item, sample, [*ids], ask.max_tokens, stop=stop, chatted=chatted, before=said)
 
 
 def _filling(model: Model, item: Item, sample: int, ask: Fill) -> Request:
@@ -138,13 +146,15 @@ def _filling(model: Model, item: Item, sample: int, ask: Fill) -> Request:
         whole = ask.prefix + ask.truth + ask.suffix
         canvas = with_gap(model, whole, start, start + len(ask.truth))
         return Request(item, sample, canvas, len(canvas), hole=True)
-    stop = ("\n",) if ask.ends == ("lines", 1) else ()
     tokens = middle_tokens(model)
     if tokens is None:
-        # A space at the end of a text would be an odd token to go on from.
-        prefix = ask.prefix.rstrip(" ") if ask.ends[0] == "sentences" else ask.prefix
-        return Request(item, sample, [*model.encode(prefix)], ask.max_tokens, stop=stop)
+        # White space at the end of a text would be an odd token to go on from.
+        prefix = ask.prefix.rstrip() or ask.prefix
+        most = min(ask.max_tokens, PER_LINE * (ask.ends[1] + 1))
+        lead = ask.prefix[len(prefix) :]
+        return Request(item, sample, [*model.encode(prefix)], most, lead=lead)
     before, after, middle = tokens
+    stop = ("\n",) if ask.ends == ("lines", 1) else ()
     text = before + ask.prefix + after + ask.suffix + middle
     ids = model.encode(text, special=False)
     vocabulary = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
@@ -189,9 +199,19 @@ def answer_of(request: Request, result: Result) -> Answer:
         return Answer("".join(result.fills), whole=result.text)
     text = result.text
     if isinstance(request.item.ask, Fill):
+        text = without_lead(text, request.lead)
         whole = request.middle and result.finish_reason == "stop"
         text = text if whole else cut(text, *request.item.ask.ends)
-    return Answer(text, chatted=request.chatted)
+    return Answer(text, chatted=request.chatted, before=request.before)
+
+
+def without_lead(text: str, lead: str) -> str:
+    """A text without the white space that belongs to what comes before it."""
+    for character in lead:
+        if not text.startswith(character):
+            break
+        text = text[1:]
+    return text
 
 
 def cut(text: str, what: str, count: int) -> str:

@@ -254,7 +254,7 @@ class Evaluation:
 
     def _scores(self, item: Item, record: Record) -> Scores:
         answer = record.answer
-        known = (item.id, digest([answer.text, answer.whole, answer.chatted, answer.logprobs]))
+        known = (item.id, digest([*vars(answer).values()]))
         if known not in self._graded:
             self._graded[known] = self.benchmark.grade(item, answer, self.examiner)
         return self._graded[known]

@@ -87,6 +87,7 @@ class Answer:
     logprobs: tuple[float, ...] = ()
     greedy: tuple[bool, ...] = ()  # is each continuation what greedy decoding would write?
     chatted: bool = False  # was the chat asked, and not the plain prompt?
+    before: str = ""  # the conversation before it
 
 
 @dataclass(frozen=True)

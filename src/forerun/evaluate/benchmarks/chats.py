@@ -75,7 +75,7 @@ def _reader(benchmark: Callable[[], Benchmark]) -> Callable[[Data], list[Item]]:
 def grade(item: Item, answer: Answer, examiner: Examiner) -> Scores:
     """How much was written, and a judge's rating, 1 to 10, if there is a judge."""
     scores = {"words": float(len(answer.text.split()))}
-    rating = examiner.rate(item.facts["question"], answer.text)
+    rating = examiner.rate(answer.before + item.facts["question"], answer.text)
     return scores if rating is None else {"rating": rating, **scores}
 
 

@@ -5,6 +5,7 @@ strict), `loose` forgives opening and closing lines and asterisks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from forerun.errors import BadOption
 from forerun.evaluate.benchmarks.base import (
@@ -19,7 +20,12 @@ from forerun.evaluate.benchmarks.base import (
     read_objects,
     user,
 )
-from forerun.evaluate.benchmarks.instructions import CHECKS, Unchecked, follows, follows_loosely
+from forerun.evaluate.benchmarks.instructions import (
+    CHECKS,
+    NEED_LANGUAGE,
+    follows,
+    follows_loosely,
+)
 
 FIELDS = ("prompt", "instruction_id_list", "kwargs")
 
@@ -31,6 +37,11 @@ def read(data: Data) -> list[Item]:
         for name in one["instruction_id_list"]:
             if name not in CHECKS:
                 raise BadOption(f"{file}: entry {number + 1} has an unknown instruction {name!r}.")
+        if find_spec("langdetect") is None and {*NEED_LANGUAGE} & {*one["instruction_id_list"]}:
+            raise BadOption(
+                f"{file}: entry {number + 1} asks for a language, and telling one needs "
+                f"langdetect: pip install 'forerun[ifeval]'."
+            )
         checks = list(zip(one["instruction_id_list"], one["kwargs"], strict=True))
         ask = Write(one["prompt"], user(one["prompt"]), max_tokens=1280)
         items.append(Item(str(one.get("key", number)), ask, {"checks": checks}))
@@ -38,27 +49,20 @@ def read(data: Data) -> list[Item]:
 
 
 def grade(item: Item, answer: Answer, examiner: Examiner) -> Scores:
-    strict = []
-    loose = []
-    for name, arguments in item.facts["checks"]:
-        try:
-            strict.append(follows(name, arguments or {}, answer.text))
-            loose.append(follows_loosely(name, arguments or {}, answer.text))
-        except Unchecked:
-            continue
+    checks = [(name, arguments or {}) for name, arguments in item.facts["checks"]]
+    strict = [follows(*check, answer.text) for check in checks]
+    loose = [follows_loosely(*check, answer.text) for check in checks]
     return {
         "accuracy": float(all(strict)),
         "loose": float(all(loose)),
         "followed": float(sum(strict)),
-        "checked": float(len(strict)),
-        "unchecked": float(len(item.facts["checks"]) - len(strict)),
+        "instructions": float(len(strict)),
     }
 
 
 def combine(scores: Sequence[Scores]) -> Scores:
-    checked = sum(one["checked"] for one in scores)
-    followed = sum(one["followed"] for one in scores)
-    return {"of instructions": 100 * followed / checked if checked else 0.0}
+    asked = sum(one["instructions"] for one in scores)
+    return {"of instructions": sum(one["followed"] for one in scores) / asked}
 
 
 IFEVAL = Benchmark(
