@@ -281,6 +281,14 @@ class TestSummaries:
         assert second.beside.p_value == 1.0
         assert second.beside.sentence.startswith("no difference larger than 15.0 points")
 
+    def test_quality_is_that_of_the_items_that_all_have_answered(self, tmp_path):
+        files = self.files(tmp_path)
+        files[1].scores = {key: files[1].scores[key] for key in (("3", 0), ("4", 0))}
+        first, second = summarise(files)
+        assert first.items == second.items == 2
+        assert (first.score.mean, second.score.mean) == (1.0, 0.5)
+        assert first.speed.tokens > second.speed.tokens, "speed is of all answers"
+
     def test_samples_of_one_item_do_not_make_the_error_smaller(self, tmp_path):
         files = self.files(tmp_path)
         one = summarise(files)[1].score

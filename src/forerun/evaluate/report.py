@@ -161,6 +161,7 @@ def frontier(panels: Sequence[Sequence[Summary]]) -> str:
     ys = _Axis([y for _, _, _, y in points], HEIGHT - BOTTOM, top)
     parts = [*_frame(xs, ys, points[0][1])]
     for panel, one, x, y in points:
+        parts.append(_error_bar(panel, xs(x), ys, y, _error_of(one)))
         parts.append(_dot(panel, one, xs(x), ys(y), hollow=one.beside is None))
     for panel, summaries in enumerate(panels):
         colour = COLOURS[panel % len(COLOURS)]
@@ -180,6 +181,11 @@ def _speed_of(one: Summary) -> float:
 
 def _score_of(one: Summary) -> float:
     return one.score.mean * (100 if one.percent else 1)
+
+
+def _error_of(one: Summary) -> float:
+    error = one.score.error * (100 if one.percent else 1)
+    return 0.0 if math.isnan(error) else error
 
 
 class _Axis:
@@ -223,6 +229,14 @@ def _frame(xs: _Axis, ys: _Axis, one: Summary) -> list[str]:
     turned = f'transform="translate(14 {half}) rotate(-90)" text-anchor="middle"'
     parts.append(f"<text {turned}>{metric}</text>")
     return parts
+
+
+def _error_bar(panel: int, x: float, ys: _Axis, y: float, error: float) -> str:
+    """One standard error up and down, as far as the picture reaches."""
+    low, high = ys(max(ys.low, y - error)), ys(min(ys.high, y + error))
+    colour = COLOURS[panel % len(COLOURS)]
+    line = f'x1="{x}" x2="{x}" y1="{low}" y2="{high}" stroke="{colour}" stroke-opacity="0.4"'
+    return f"<line {line}/>"
 
 
 def _dot(panel: int, one: Summary, x: float, y: float, hollow: bool) -> str:

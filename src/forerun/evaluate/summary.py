@@ -96,8 +96,13 @@ class Summary:
 
 
 def summarise(files: Sequence[AnswerFile]) -> list[Summary]:
-    """Files of one benchmark, model and kind of number; all are set beside the first."""
-    return [_summary(file, files[0] if number else None) for number, file in enumerate(files)]
+    """Files of one benchmark, model and kind of number; all are set beside the first. Quality is
+    that of the items that all have answered, speed that of all answers."""
+    answered = [{item for item, _ in file.scores} for file in files]
+    common = set.intersection(*answered) or set.union(*answered)
+    return [
+        _summary(file, files[0] if number else None, common) for number, file in enumerate(files)
+    ]
 
 
 def summarise_folder(folder: str | Path) -> list[list[Summary]]:
@@ -118,9 +123,9 @@ def _reference_first(files: Sequence[AnswerFile]) -> list[AnswerFile]:
     return sorted(files, key=lambda file: file.settings["method"] not in references)
 
 
-def _summary(file: AnswerFile, first: AnswerFile | None) -> Summary:
+def _summary(file: AnswerFile, first: AnswerFile | None, items: set[str]) -> Summary:
     benchmark = BENCHMARKS[file.settings["task"]]
-    by_item = _by_item(file.scores)
+    by_item = {item: s for item, s in _by_item(file.scores).items() if item in items}
     measures = _measures(benchmark, by_item)
     answered = [record for key, record in file.records.items() if key in file.scores]
     decoded = [record for record in answered if record.finish != "too long"]
