@@ -2,6 +2,7 @@
 answered."""
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -17,7 +18,7 @@ from forerun.evaluate.answers import AnswerFile
 from forerun.evaluate.asking import Style
 from forerun.evaluate.benchmarks.base import Benchmark, Fill, Item, Write, user
 from forerun.evaluate.benchmarks.catalogue import BENCHMARKS, benchmark_named
-from forerun.evaluate.evaluation import Evaluation
+from forerun.evaluate.evaluation import Evaluation, weights_stamp
 from forerun.evaluate.report import frontier, markdown, page
 from forerun.evaluate.summary import summarise, summarise_folder
 from forerun.evaluate.tasks import MethodChoice
@@ -135,6 +136,22 @@ class TestResuming:
         evaluation(tmp_path, style=Style(max_tokens=4)).run(choices("ar"))
         evaluation(tmp_path, style=Style(temperature=0.5)).run(choices("ar", "lookahead"))
         assert len(list(tmp_path.glob("*.jsonl"))) == 4
+
+    def test_fewer_items_are_reported_as_fewer(self, tmp_path):
+        evaluation(tmp_path).run(choices("ar"))
+        files = evaluation(tmp_path, questions=items(2)).run(choices("ar"))
+        assert summarise(files)[0].items == 2 and len(lines(tmp_path)) == 6
+
+    def test_a_checkpoint_that_was_trained_on_is_another_model(self, tmp_path):
+        folder = tmp_path / "checkpoint"
+        folder.mkdir()
+        weights = folder / "model.safetensors"
+        weights.write_bytes(b"")
+        before = weights_stamp(str(folder))
+        os.utime(weights, (0, before + 10))
+        assert weights_stamp(str(folder)) == before + 10
+        assert weights_stamp(f"zoo:ar+{folder}") == before + 10, "adapters count"
+        assert weights_stamp("zoo:ar") is None
 
     def test_another_prompt_is_asked_anew(self, tmp_path):
         evaluation(tmp_path).run(choices("ar"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,12 @@ class AnswerFile:
     def grade(self, key: Key, scores: Scores) -> None:
         self._write({"kind": "grade", "item": key[0], "sample": key[1], "scores": scores})
         self.scores[key] = scores
+
+    def keep(self, items: Iterable[str]) -> None:
+        """Forget the answers to other items, in memory: a run with fewer reports on these."""
+        kept = set(items)
+        self.records = {key: value for key, value in self.records.items() if key[0] in kept}
+        self.scores = {key: value for key, value in self.scores.items() if key[0] in kept}
 
     def ungraded(self) -> list[Record]:
         return [record for key, record in self.records.items() if key not in self.scores]

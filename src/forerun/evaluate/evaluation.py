@@ -86,6 +86,7 @@ class Evaluation:
             file = self._file(None)
             self._score(file, lambda done: progress(done, len(self.items)))
             self._grade(file)
+            file.keep(item.id for item in self.items)
             return [file]
         total = len(choices) * len(self.items) * self.style.samples
         files = []
@@ -95,6 +96,7 @@ class Evaluation:
             before = number * len(self.items) * self.style.samples
             self._decode(choice, file, partial(_told, progress, before, total))
             self._grade(file)
+            file.keep(item.id for item in self.items)
         return files
 
     def _file(self, choice: MethodChoice | None) -> AnswerFile:
@@ -103,6 +105,8 @@ class Evaluation:
         settings: dict[str, Any] = {
             "task": self.benchmark.name,
             "model": Path(model.name).name,
+            "checkpoint": model.name,
+            "weights": weights_stamp(model.name),
             "family": model.family.name,
             "dtype": str(model.backbone.dtype).removeprefix("torch."),
             "device": model.backbone.device.type,
@@ -148,6 +152,8 @@ class Evaluation:
                 self._forget()
             session.begin()
             for requests in _in_groups(wave):
+                if session.out_of_time:
+                    break
                 jobs = asking.submit(self.model, choice, requests, self.style)
                 session.collect(jobs, requests, lambda: progress(total - self._left(file)))
 
@@ -258,6 +264,17 @@ class Evaluation:
         if known not in self._graded:
             self._graded[known] = self.benchmark.grade(item, answer, self.examiner)
         return self._graded[known]
+
+
+def weights_stamp(name: str) -> float | None:
+    """When the weights of a checkpoint on disk were last written: a model that was trained on is
+    another one, whatever it is called."""
+    times = []
+    for part in map(Path, name.split("+")):
+        files = [part] if part.is_file() else [*part.glob("*")] if part.is_dir() else []
+        kinds = (".safetensors", ".bin", ".gguf")
+        times += [file.stat().st_mtime for file in files if file.suffix in kinds]
+    return max(times, default=None)
 
 
 def _told(progress: Progress, before: int, total: int, done: int) -> None:

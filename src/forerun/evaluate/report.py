@@ -85,9 +85,7 @@ def caption(summaries: Sequence[Summary]) -> str:
     """How the numbers were made."""
     first = summaries[0]
     settings = first.settings
-    counts = sorted({one.items for one in summaries})
-    items = f"{counts[0]} items" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} items"
-    facts = [items]
+    facts = [f"{first.items} item{'' if first.items == 1 else 's'}"]
     if settings.get("samples", 1) > 1:
         facts.append(f"{settings['samples']} samples each")
     if "temperature" in settings:
