@@ -38,7 +38,8 @@ class Speed:
     first_token: float | None  # seconds
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> Speed:
+    def of(cls, records: Sequence[Record], all_of_them: Sequence[Record] = ()) -> Speed:
+        """What these answers cost. The wall clock saw `all_of_them`."""
         costs = [record.cost for record in records]
         tokens = sum(cost.tokens for cost in costs)
         forwards = sum(cost.forwards for cost in costs)
@@ -46,19 +47,23 @@ class Speed:
         accepted = sum(cost.accepted for cost in costs)
         drafted = sum(cost.drafted for cost in costs)
         first = [cost.first_token for cost in costs if cost.first_token is not None]
-        ends: dict[str, float] = {}  # of each run, when its last answer came
-        for record in records:
-            ends[record.session] = max(ends.get(record.session, 0.0), record.at)
-        seconds = sum(ends.values())
         return cls(
             tokens=tokens,
             forwards=forwards / max(1, len(costs)),
             tokens_per_forward=tokens / forwards if forwards else 0.0,
-            tokens_per_second=tokens / seconds if seconds else None,
+            tokens_per_second=_per_second(all_of_them or records),
             acceptance_length=accepted / verdicts + 1 if verdicts else None,
             acceptance_rate=accepted / drafted if drafted else None,
             first_token=float(np.mean(first)) if first else None,
         )
+
+
+def _per_second(records: Sequence[Record]) -> float | None:
+    ends: dict[str, float] = {}  # of each run, when its last answer came
+    for record in records:
+        ends[record.session] = max(ends.get(record.session, 0.0), record.at)
+    seconds = sum(ends.values())
+    return sum(record.cost.tokens for record in records) / seconds if seconds else None
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class Summary:
 
 
 def summarise(files: Sequence[AnswerFile]) -> list[Summary]:
-    """Files of one benchmark, model and kind of number; all are set beside the first. Quality is
-    that of the items that all have answered, speed that of all answers."""
+    """Files of one benchmark, model and kind of number; all are set beside the first. Everything
+    is of the items that all have answered, but for tokens per second, which are of all answers."""
     answered = [{item for item, _ in file.scores} for file in files]
     common = set.intersection(*answered) or set.union(*answered)
     return [
@@ -128,7 +133,8 @@ def _summary(file: AnswerFile, first: AnswerFile | None, items: set[str]) -> Sum
     by_item = {item: s for item, s in _by_item(file.scores).items() if item in items}
     measures = _measures(benchmark, by_item)
     answered = [record for key, record in file.records.items() if key in file.scores]
-    decoded = [record for record in answered if record.finish != "too long"]
+    every = [record for record in answered if record.finish != "too long"]
+    decoded = [record for record in every if record.item in items]
     names = sorted({record.group for record in decoded} - {""})
     groups = {name: Speed.of([one for one in decoded if one.group == name]) for name in names}
     chosen = "rating" if "rating" in measures else benchmark.metric
@@ -140,9 +146,9 @@ def _summary(file: AnswerFile, first: AnswerFile | None, items: set[str]) -> Sum
         percent=benchmark.percent,
         score=measures[chosen],
         measures={name: value for name, value in measures.items() if name != chosen},
-        speed=Speed.of(decoded),
+        speed=Speed.of(decoded, every),
         groups=groups if len(groups) > 1 else {},
-        beside=None if first is None else _beside(benchmark, file, first),
+        beside=None if first is None else _beside(benchmark, file, first, items),
     )
 
 
@@ -198,11 +204,14 @@ def _combined(
     return found
 
 
-def _beside(benchmark: Benchmark, file: AnswerFile, first: AnswerFile) -> Beside | None:
+def _beside(
+    benchmark: Benchmark, file: AnswerFile, first: AnswerFile, items: set[str]
+) -> Beside | None:
     metric = benchmark.metric
     ours = _by_item(file.scores)
     theirs = _by_item(first.scores)
-    common = [item for item in theirs if item in ours and metric in theirs[item][0]]
+    both = [item for item in theirs if item in ours and item in items]
+    common = [item for item in both if metric in theirs[item][0]]
     if not common:
         return None
     a = [float(np.mean([one[metric] for one in ours[item]])) for item in common]
