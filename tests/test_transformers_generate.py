@@ -1,5 +1,6 @@
 """`custom_generate=forerun.custom_generate` beside plain `generate`, on the same network."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -147,8 +148,11 @@ def test_weights_that_change_are_noticed():
     assert after.tolist() != before.tolist()
 
 
-def test_a_network_is_saved_without_what_we_keep(network, tmp_path):
-    ours(network, do_sample=False, max_new_tokens=2)
+def test_a_network_is_saved_and_copied_without_what_we_keep(network, tmp_path):
+    wanted = ours(network, do_sample=False, max_new_tokens=2)
+    twin = copy.deepcopy(network)
+    assert ours(twin, do_sample=False, max_new_tokens=2).tolist() == wanted.tolist()
+    torch.save(network, tmp_path / "whole.pt")
     network.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert {*again.state_dict()} == {*network.state_dict()}

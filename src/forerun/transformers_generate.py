@@ -96,6 +96,10 @@ class KeptModel:
     weights: list[tuple[int, int]]
     lock: threading.Lock  # whoever waits steps the engine: one caller at a time
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing of it goes into a copy of the network, or to disk."""
+        return type(None), ()
+
 
 def _kept_model(network: Any) -> KeptModel:
     """Our model of a network, made anew when its weights have changed."""
