@@ -8,7 +8,7 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants lint bench readme docs release hooks clean
+.PHONY: help demo test conformance soak mutants lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
@@ -19,6 +19,9 @@ demo: .venv/installed       ## decode with every method and look at a trace
 
 test: .venv/dev             ## run the whole suite, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+conformance: .venv/lm-eval  ## our class for lm-evaluation-harness beside the harness's own
+	$(BIN)/python -m pytest tests/evaluate/test_harness.py
 
 soak: .venv/dev             ## an hour of random lives of the engine: docs/certification.md has the last one
 	$(BIN)/python -m tests.soak --minutes 60 --json .venv/soak.json
@@ -72,6 +75,10 @@ hooks: .venv/dev            ## run the linters before every commit
 
 .venv/dev: .venv/installed
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/lm-eval: .venv/dev
+	$(PIP) -e ".[lm-eval]"
 	touch $@
 
 .venv/mutants: .venv/dev

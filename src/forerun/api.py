@@ -635,7 +635,7 @@ class Model:
         """How likely the model finds each continuation of a prompt, or each of its own prompt: all
         in as few forwards as there are lanes for."""
         asked = scorings(self, prompt, continuations)
-        self._run([one.ticket for one in asked])
+        self.run_all([one.ticket for one in asked])
         return [one.score() for one in asked]
 
     def chat(
@@ -715,11 +715,11 @@ class Model:
     def run_to_end(self, seq: Canvas, start: Callable[[], DecodingCoroutine]) -> None:
         """Run a coroutine on this model's engine until it returns; its error is raised."""
         ticket = Ticket(seq, start)
-        self._run([ticket])
+        self.run_all([ticket])
         if ticket.error is not None:
             raise ticket.error
 
-    def _run(self, tickets: Sequence[Ticket]) -> None:
+    def run_all(self, tickets: Sequence[Ticket]) -> None:
         """Have some tickets served, and wait for all of them."""
         left = set(tickets)
         over = threading.Event()

@@ -32,6 +32,7 @@ Prompt = str | list[int]  # text or token ids
 EXTRAS = {
     "accelerate": "train",
     "gguf": "gguf",
+    "lm_eval": "lm-eval",
     "matplotlib": "train",
     "peft": "lora",
     "scipy": "evaluate",

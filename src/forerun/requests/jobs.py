@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -63,6 +64,7 @@ class Job:
         self.prompt = [token for token in canvas if token != BLANK]
         self.streams = streams
         self.stopped_by: str | int | None = None
+        self.first_token_at: float | None = None
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
         self.detokenizer: Detokenizer | None = None
@@ -90,6 +92,8 @@ class Job:
 
     def _ending(self, token: int) -> str | None:
         """Why the text ends with this token, if it does."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
         if token in self.stop_tokens:
             self.stopped_by = token
         if self.detokenizer is not None:
@@ -143,12 +147,14 @@ class Job:
         seq = self.seq
         ended = ticket.ended or 0.0
         started = ticket.started if ticket.started is not None else ended
+        first = self.first_token_at
         stats = stats_of(
             seq.trace,
             prompt_tokens=len(self.prompt),
             tokens=len(seq.output),
             seconds=ended - started,
             queued_seconds=started - ticket.submitted,
+            first_token_seconds=None if first is None else first - started,
         )
         text = self._finished_detokenizer().text
         return Result(

@@ -31,13 +31,21 @@ class Stats:
     seconds: float  # from the first forward to the last token; waiting for a lane not included
     queued_seconds: float
     tokens_per_second: float
+    # from the first forward to the first token that was final
+    first_token_seconds: float | None = None
 
 
 NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, {}, 0.0, 0.0, 0.0)
 
 
 def stats_of(
-    trace: Trace, *, prompt_tokens: int, tokens: int, seconds: float, queued_seconds: float
+    trace: Trace,
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    seconds: float,
+    queued_seconds: float,
+    first_token_seconds: float | None = None,
 ) -> Stats:
     """What a request cost, from its trace."""
     accepted: dict[int, int] = {}  # by forward, of those that were verdicts on a draft
@@ -59,6 +67,7 @@ def stats_of(
         seconds=seconds,
         queued_seconds=queued_seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
+        first_token_seconds=first_token_seconds,
     )
 
 
