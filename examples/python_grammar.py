@@ -45,7 +45,8 @@ KEYWORD: /(and|as|assert|async|await|break|class|continue|def|del|elif|else|exce
 CONSTANT: "None" | "True" | "False"
 NUMBER: /(0|[1-9][0-9]{0,8})(\.[0-9]{1,6})?/
 STRING: /"[^"\\\n]{0,60}"/ | /'[^'\\\n]{0,60}'/
-COMPARE: " == " | " != " | " < " | " > " | " <= " | " >= " | " in " | " not in " | " is " | " is not "
+COMPARE: " == " | " != " | " < " | " > " | " <= " | " >= "
+    | " in " | " not in " | " is " | " is not "
 OPERATOR: " + " | " - " | " * " | " / " | " // " | " % " | " ** "
 ASSIGN: " = " | " += " | " -= " | " *= "
 """
