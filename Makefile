@@ -27,7 +27,8 @@ load: .venv/dev             ## 256 streams for 10 minutes against a server: docs
 	$(BIN)/python bench/serve_load.py --streams 256 --seconds 600
 	$(BIN)/python bench/serve_load.py --overhead
 
-conformance: .venv/dev .venv-clients/made  ## other people's clients against the server, and 10,000 odd requests
+conformance: .venv/lm-eval .venv-clients/made  ## other people's clients and harness, and 10,000 odd requests
+	$(BIN)/python -m pytest tests/evaluate/test_harness.py
 	$(BIN)/python -m pytest tests/serve/conformance.py
 	$(BIN)/python -m tests.serve.fuzz --count 10000
 
@@ -80,6 +81,10 @@ hooks: .venv/dev            ## run the linters before every commit
 
 .venv/dev: .venv/installed
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/lm-eval: .venv/dev
+	$(PIP) -e ".[lm-eval]"
 	touch $@
 
 .venv/mutants: .venv/dev

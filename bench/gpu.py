@@ -185,8 +185,8 @@ def shares(model: forerun.Model) -> list[dict[str, Any]]:
                 [(name, options)],
                 prompts[:batch],
                 batch=batch,
-                turns=2,
-                max_tokens=128,
+                turns=3,
+                max_tokens=96,
                 ignore_eos=True,
             )
             rows.append(

@@ -9,6 +9,7 @@ A canvas is a list of tokens with None for every blank. V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,15 +181,62 @@ class Parameters:
 
 
 @dataclass(frozen=True)
+class Words:
+    """A language by all its words, and what each token spells. A token may follow a text if some
+    word begins with both."""
+
+    spelled: tuple[str, ...]
+    words: frozenset[str]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return "".join(self.spelled[token] for token in tokens)
+
+    def begins_word(self, text: str) -> bool:
+        return any(word.startswith(text) for word in self.words)
+
+    def is_over(self, text: str, possible: Sequence[int]) -> bool:
+        """Is it a word that no token can go on with?"""
+        longer = [text + self.spelled[token] for token in possible]
+        return text in self.words and not any(map(self.begins_word, longer))
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Blanks that must hold a word. Where `ends` are given, it may end with one of them before the
+    last blank, and after `least` tokens."""
+
+    blanks: tuple[int, ...]
+    words: Words
+    ends: frozenset[int] = frozenset()
+    least: int = 0
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Is this a way to fill it?"""
+        length = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
+        too_soon = length < len(tokens) and length < self.least
+        return self.words.text(tokens[:length]) in self.words.words and not too_soon
+
+
+@cache
+def ways_to_fill(hole: Hole, possible: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """By trying all of them."""
+    every = itertools.product(possible, repeat=len(hole.blanks))
+    return [tokens for tokens in every if hole.holds(tokens)]
+
+
+@dataclass(frozen=True)
 class Request:
     """A canvas to fill. `ends` are the tokens that end the text, `never` those that are not
-    written; the mask is among them."""
+    written; the mask is among them. `words` is what an output from left to right must be, `holes`
+    what blanks must hold that are filled in any order."""
 
     canvas: tuple[int | None, ...]
     parameters: Parameters
     ends: frozenset[int]
     never: frozenset[int]
     mask: int | None = None
+    words: Words | None = None
+    holes: tuple[Hole, ...] = ()
 
     @property
     def given(self) -> dict[int, int]:
@@ -200,7 +248,11 @@ class Request:
 
 
 def request(
-    prompt: Canvas, parameters: Parameters, eos: Sequence[int] = (), mask: int | None = None
+    prompt: Canvas,
+    parameters: Parameters,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    words: Words | None = None,
 ) -> Request:
     """Text goes on after a prompt until an end token or max_tokens. A prompt with holes is filled
     to its end: there the model's own end token is never written."""
@@ -211,7 +263,7 @@ def request(
         never |= own
         ends -= own
     canvas = (*prompt, *[None] * (parameters.max_tokens or 0))
-    return Request(canvas, parameters, frozenset(ends), frozenset(never), mask)
+    return Request(canvas, parameters, frozenset(ends), frozenset(never), mask, words)
 
 
 def softmax(logits_V: np.ndarray) -> np.ndarray:
@@ -219,10 +271,13 @@ def softmax(logits_V: np.ndarray) -> np.ndarray:
     return weights_V / weights_V.sum()
 
 
-def own_law(logits_V: np.ndarray, asked: Request) -> np.ndarray:
-    """The model's own law, before any parameter. A mask is no outcome."""
-    tokens = np.arange(len(logits_V))
-    return softmax(np.where(tokens == asked.mask, -np.inf, logits_V))
+def own_law(
+    logits_V: np.ndarray, asked: Request, decided: Mapping[int, int], at: int
+) -> np.ndarray:
+    """The model's own law, before any parameter, of what may stand there. A mask is no outcome."""
+    tokens = range(len(logits_V))
+    refused_V = [t == asked.mask or not fits_hole(asked, decided, at, t) for t in tokens]
+    return softmax(np.where(refused_V, -np.inf, logits_V))
 
 
 def edited(
@@ -246,10 +301,47 @@ def edited(
             logit = logit / r if logit > 0 else logit * r
         if token in output:
             logit -= wanted.presence_penalty + wanted.frequency_penalty * output[token]
-        if refused or too_soon or token in asked.never:
+        if refused or too_soon or token in asked.never or not fits(asked, decided, token):
+            logit = -np.inf
+        if not fits_hole(asked, decided, asked.blanks[place], token):
             logit = -np.inf
         edited_V[token] = logit
     return edited_V
+
+
+def fits(asked: Request, decided: Mapping[int, int], token: int) -> bool:
+    """May a token follow what is decided, from left to right? One that ends the text may where that
+    is a word; others where they begin one together."""
+    if asked.words is None:
+        return True
+    text = asked.words.text(list(decided.values()))
+    if token in asked.ends:
+        return text in asked.words.words
+    return asked.words.begins_word(text + asked.words.spelled[token])
+
+
+def fits_hole(asked: Request, decided: Mapping[int, int], at: int, token: int) -> bool:
+    """Is there a way to fill the hole that this blank belongs to, with this token there?"""
+    for hole in asked.holes:
+        if at in hole.blanks:
+            known = {**decided, at: token}
+            wanted = asked.parameters.allowed_tokens
+            every = range(len(hole.words.spelled)) if wanted is None else wanted
+            possible = tuple(t for t in every if t not in asked.never)
+            ways = ways_to_fill(hole, possible)
+            return any(all(known.get(i, t) == t for i, t in zip(hole.blanks, way)) for way in ways)
+    return True
+
+
+def is_over(asked: Request, tokens: Sequence[int], vocab: int) -> bool:
+    """Has the text ended: with a token that ends it, or as nothing may follow?"""
+    if tokens and tokens[-1] in asked.ends:
+        return True
+    if asked.words is None:
+        return False
+    wanted = asked.parameters.allowed_tokens
+    ordinary = set(range(vocab) if wanted is None else wanted) - asked.ends - asked.never
+    return asked.words.is_over(asked.words.text(tokens), sorted(ordinary))
 
 
 def token_law(
@@ -289,7 +381,7 @@ def left_to_right(table: Table, reading: Reading, asked: Request) -> Law:
     finished: Law = {}
 
     def go_on(tokens: tuple[int, ...], probability: float) -> None:
-        if len(tokens) == len(blanks) or (tokens and tokens[-1] in asked.ends):
+        if len(tokens) == len(blanks) or is_over(asked, tokens, table.vocab):
             finished[tokens] = probability
             return
         decided = dict(zip(blanks, tokens))
@@ -375,7 +467,7 @@ def stepwise(table: Table, reading: Reading, asked: Request, open_blanks: OpenBl
             for at in candidates:
                 logits_V = table.logits(reading(asked.given, decided, len(asked.canvas), at))
                 laws.append(token_law(logits_V, asked, decided, blanks.index(at)))
-                own.append(own_law(logits_V, asked))
+                own.append(own_law(logits_V, asked, decided, at))
             for i, token in np.argwhere(chances_NV := decision(np.array(laws), np.array(own))):
                 after = tuple(sorted({**decided, candidates[i]: int(token)}.items()))
                 later[after] += probability * chances_NV[i, token]

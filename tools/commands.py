@@ -20,7 +20,7 @@ from typer.core import TyperGroup  # noqa: E402
 from typer.main import get_command  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from forerun.cli import COMMANDS, app  # noqa: E402
+from forerun.cli import COMMANDS, app, module_of  # noqa: E402
 
 PAGE = Path(__file__).parent.parent / "docs" / "commands.md"
 INTRODUCTION = """# Commands
@@ -34,7 +34,7 @@ def every_command() -> Iterator[list[str]]:
     yield []
     for name in COMMANDS:
         yield [name]
-        command = get_command(import_module(f"forerun.cli.{name}").app)
+        command = get_command(import_module(module_of(name)).app)
         if isinstance(command, TyperGroup):
             for child in command.commands:
                 yield [name, child]

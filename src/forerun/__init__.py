@@ -14,6 +14,7 @@ __version__ = "0.2.0.dev0"
 
 # Imported when first used, so that `import forerun` and `forerun --help` do not wait for torch.
 _WHERE = {
+    "custom_generate": "forerun.transformers_generate",
     "load": "forerun.api",
     "from_network": "forerun.api",
     "Model": "forerun.api",
@@ -22,7 +23,16 @@ _WHERE = {
     "method": "forerun.registry",
     "ForerunError": "forerun.errors",
 }
-__all__ = ["ForerunError", "Model", "Result", "Sampling", "from_network", "load", "method"]
+__all__ = [
+    "ForerunError",
+    "Model",
+    "Result",
+    "Sampling",
+    "custom_generate",
+    "from_network",
+    "load",
+    "method",
+]
 
 if TYPE_CHECKING:
     from forerun.api import Model, from_network, load
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from forerun.options import Sampling
     from forerun.registry import method
     from forerun.requests.result import Result
+    from forerun.transformers_generate import custom_generate
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,8 @@ import numpy as np
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
 from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.constraints.spec import ConstraintSpec
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
 from forerun.drafters.base import Drafter
 from forerun.drafters.lookup import LookupDrafter
@@ -70,6 +72,8 @@ from forerun.requests.request import (
 )
 from forerun.requests.result import Result, promise_of
 from forerun.requests.scoring import Score, check_scores, scorings
+from forerun.requests.structure import with_constraint
+from forerun.requests.tools import TAGGED, parse_tools, tool_format, tool_spec
 from forerun.sequence.canvas import BLANK, Canvas
 
 Prompt = str | Sequence[int]
@@ -242,6 +246,9 @@ class Model:
         self._host: Host | None = None
         self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
         self._draft_models: dict[str, Model] = {}
+        self.vocabulary: Vocabulary | None = None
+        if tokenizer is not None:
+            self.vocabulary = Vocabulary(self.vocab, tokenizer)
 
     def twin(self, lanes: int = 1, *, threaded: bool = True) -> Model:
         """The same weights behind an engine of their own."""
@@ -335,6 +342,11 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | ConstraintSpec | None = None,
+        choices: Sequence[str] | None = None,
+        grammar_engine: str = "llguidance",
         progress: Progress = None,
         **options: Any,
     ) -> Any:
@@ -393,6 +405,11 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | ConstraintSpec | None = None,
+        choices: Sequence[str] | None = None,
+        grammar_engine: str = "llguidance",
         **options: Any,
     ) -> Stream:
         """Text as it is decided, piece by piece; for several prompts, pairs (index, piece).
@@ -424,6 +441,7 @@ class Model:
         traces: bool = False,
         prompt_logprobs: int | None = None,
         tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
@@ -433,14 +451,21 @@ class Model:
         pieces of text as they come; with `traces`, the events of their traces too.
 
         `prompt_logprobs` also gives the log-probabilities of the prompt's tokens, with so many
-        alternatives each. `tools` and `template_options` go to the chat template. `options` may be
-        an object of the method's own options class. `record` keeps everything that a trace can
-        show, laws and canvases too, as `Result.recorded`. The other arguments are those of
-        `generate`.
+        alternatives each. `tools` (in the OpenAI form, or Python functions) and `template_options`
+        go to the chat template; the calls that an answer makes are in its `tool_calls`.
+        `tool_choice` constrains it: "auto" to text and well-formed calls, "required" to calls, a
+        tool's name to a call of that one. `options` may be an object of the method's own options
+        class. `record` keeps everything that a trace can show, laws and canvases too, as
+        `Result.recorded`. The other arguments are those of `generate`.
         """
         template = dict(template_options or {})
+        form = None
         if tools is not None:
             template["tools"] = list(tools)
+            form = tool_format(getattr(self.tokenizer, "chat_template", None))
+        if tool_choice is not None:
+            spec = tool_spec(parse_tools(tools or []), tool_choice, form or TAGGED)
+            options = with_constraint(options, spec)
         prompts = parse_prompts(self, prompt, messages, template)
         given = {**options, "method": method or self.family.default_method, "draft": draft}
         plans = self._plans(for_each_prompt(len(prompts.ids), given))
@@ -451,12 +476,14 @@ class Model:
         completions: list[RequestJobs] = []
         for ids, plan in zip(prompts.ids, plans):
             try:
-                completions.append(Completion(self._jobs(ids, plan, streams), prompt_logprobs))
+                jobs = self._jobs(ids, plan, streams)
+                completions.append(Completion(jobs, prompt_logprobs, form))
             except ForerunError as error:
                 if not several:
                     raise
                 request = plan.request
-                result = failed_result(error, promise_of(request.method, self.name))
+                promise = promise_of(request.method, self.name)
+                result = failed_result(error, promise)
                 completions.append(Failed([result] * request.sampling.n))
         if record:
             record_all(completions)
@@ -538,6 +565,10 @@ class Model:
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        choices: Sequence[str] | None = None,
+        holes: Sequence[Any] | None = None,
         progress: Progress = None,
         **options: Any,
     ) -> Any:
@@ -547,12 +578,16 @@ class Model:
         Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or a list
         of any of these. One `Infilled` each; with n above 1, the n best or n samples. The arguments
         are those of `generate`, less those that say where a text ends.
+
+        `regex`, `choices` or `schema` say what every hole must hold. `holes` says it one by one:
+        [{"choices": ["left", "right"]}, {"regex": "[0-9]+"}, None].
         """
         jobs = self.submit_infill(
             text,
             token_ids=token_ids,
             method=method,
             draft=draft,
+            holes=holes,
             **sampling_arguments(locals()),
             **options,
         )
@@ -567,6 +602,7 @@ class Model:
         method: str | Method | None = None,
         draft: str | Model | None = None,
         traces: bool = False,
+        holes: Sequence[Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
         **options: Any,
@@ -582,7 +618,8 @@ class Model:
         infillings: list[RequestJobs] = []
         for one in texts.given:
             try:
-                infillings.append(Infilling(self, request, texts.parse(one), make_drafter))
+                template = texts.parse(one)
+                infillings.append(Infilling(self, request, template, make_drafter, holes))
             except ForerunError as error:
                 if not texts.several:
                     raise
@@ -608,7 +645,7 @@ class Model:
         """How likely the model finds each continuation of a prompt, or each of its own prompt: all
         in as few forwards as there are lanes for."""
         asked = scorings(self, prompt, continuations)
-        self._run([one.ticket for one in asked])
+        self.run_all([one.ticket for one in asked])
         return [one.score() for one in asked]
 
     def chat(
@@ -688,11 +725,11 @@ class Model:
     def run_to_end(self, seq: Canvas, start: Callable[[], DecodingCoroutine]) -> None:
         """Run a coroutine on this model's engine until it returns; its error is raised."""
         ticket = Ticket(seq, start)
-        self._run([ticket])
+        self.run_all([ticket])
         if ticket.error is not None:
             raise ticket.error
 
-    def _run(self, tickets: Sequence[Ticket]) -> None:
+    def run_all(self, tickets: Sequence[Ticket]) -> None:
         """Have some tickets served, and wait for all of them."""
         left = set(tickets)
         over = threading.Event()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from forerun.constraints.spec import ConstraintSpec, spec_of
 from forerun.errors import BadOption
 
 
@@ -49,6 +50,17 @@ class Sampling:
     n: int = _help(1, "samples of each prompt")
     logprobs: int | None = _help(
         None, "return log-probabilities, with this many alternatives per token"
+    )
+    schema: Any = _help(  # noqa: RUF009 - a field, as the others
+        None, "write JSON of this schema: a JSON schema, a Pydantic model or a type"
+    )
+    regex: str | None = _help(None, "write a text that this regular expression matches")
+    grammar: str | ConstraintSpec | None = _help(  # noqa: RUF009
+        None, "write a text of this grammar, in Lark's form or EBNF"
+    )
+    choices: Sequence[str] | None = _help(None, "write one of these texts")
+    grammar_engine: str = _help(
+        "llguidance", "what reads schemas and grammars: llguidance or xgrammar"
     )
 
     def __post_init__(self) -> None:
@@ -111,6 +123,20 @@ class Sampling:
         self._require(stops, "stop", "one or more strings, none of them empty")
         self._check_lengths()
         self._check_logit_edits()
+        self._check_constraint()
+
+    def _check_constraint(self) -> None:
+        constraint = self.constraint
+        if constraint is not None and self.stop:
+            raise BadOption(
+                f"stop={self.stop!r} and {constraint.argument}=: a stop string could end the text "
+                f"before it is what {constraint.argument} asks for. Leave one of them out."
+            )
+
+    @cached_property
+    def constraint(self) -> ConstraintSpec | None:
+        """What the text must look like, if anything is asked of it."""
+        return spec_of(self.schema, self.regex, self.grammar, self.choices, self.grammar_engine)
 
     def _check_lengths(self) -> None:
         longest = self.max_tokens

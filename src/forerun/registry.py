@@ -80,6 +80,7 @@ SINGULAR = {
     "families": "family",
 }
 GUARANTEES = ("exact", "approximate")
+LEFT_TO_RIGHT = ("ar", "sequential")  # references that decide blank after blank
 
 Run = Callable[..., Coroutine[Any, Any, None]]
 
@@ -119,6 +120,7 @@ class Method:
     reason: str = ""  # why it is approximate, if it is
     options_type: type | None = None
     target_types: tuple[type[Capability], ...] = ()
+    left_to_right: bool = False  # is every blank decided after all before it?
 
     @property
     def summary(self) -> str:
@@ -179,13 +181,20 @@ def method(  # noqa: PLR0913 - keywords of a public function
     drafter: str | None = None,
     reason: str = "",
     needs: tuple[type[Any], ...] = (),
+    left_to_right: bool | None = None,
 ) -> Callable[[Run], Method]:
-    """Make a decoding method of an async function `(seq, target, options[, drafter])`."""
+    """Make a decoding method of an async function `(seq, target, options[, drafter])`.
+
+    It is `left_to_right` if it decides every blank after all before it; not given, if its reference
+    is.
+    """
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
 
+    ordered = reference in LEFT_TO_RIGHT if left_to_right is None else left_to_right
+
     def define(run: Run) -> Method:
-        made = Method(name, run, guarantee, reference, drafter, reason, options, needs)
+        made = Method(name, run, guarantee, reference, drafter, reason, options, needs, ordered)
         _defined[name] = made
         return made
 

@@ -46,6 +46,19 @@ def test_norm_and_swiglu():
     torch.testing.assert_close(elementwise.swiglu(gate_up), torch.nn.functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_parts_are_added_in_their_order(count):
+    parts = random(count, 5, 300)
+    bias = random(300, seed=1)
+    onto = random(5, 300, seed=2)
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    assert torch.equal(elementwise.add_parts(parts, None, onto.clone(), False), total)
+    both = total + bias + onto
+    assert torch.equal(elementwise.add_parts(parts, bias, onto.clone(), True), both)
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("heads,groups,dim", [(4, 2, 16), (7, 1, 8), (3, 3, 24)])
 def test_rotation(heads, groups, dim, normed):

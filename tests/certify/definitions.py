@@ -3,6 +3,8 @@ words of `tests/reference.py`."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from functools import cache
 
 from forerun import registry
@@ -75,6 +77,10 @@ def law(
     method_options=None,
     draft=None,
     draft_family=None,
+    spelled=None,
+    regex=None,
+    choices=None,
+    grammar_engine=None,
     **sampling,
 ):
     """The law that a case must have. What is drafted, and how, makes no difference to it."""
@@ -83,12 +89,29 @@ def law(
     family = family or family_of(method, mask)
     kind = (type(family), family.mask_token, family.shifted, getattr(family, "block", None))
     parameters = reference.Parameters(**sampling)
-    asked = Asked(reference.request(prompt, parameters, eos, family.mask_token))
+    words = None
+    if spelled is not None:
+        chosen = None if choices is None else tuple(choices)
+        words = words_of(tuple(spelled), regex, chosen, sampling["max_tokens"])
+    asked = Asked(reference.request(prompt, parameters, eos, family.mask_token, words))
     if registry.method_named(method).reference not in ("stepwise", "block-stepwise"):
         return left_to_right_law(numbers, kind, size, asked)
     options = method_options or {}
     blocks = options.get("block"), options.get("sub_block"), options.get("causal", "nothing")
     return stepwise_law(numbers, kind, asked, *blocks)
+
+
+@cache
+def words_of(spelled, regex, choices, tokens):
+    """A language by its words: those of a regular expression that a text of so many tokens, or a
+    little more, can be."""
+    pieces = tuple(piece.decode() for piece in spelled)
+    if choices is not None:
+        return reference.Words(pieces, frozenset(choices))
+    letters = sorted({letter for piece in pieces for letter in piece})
+    longest = tokens * max(map(len, pieces)) + 2
+    texts = ("".join(t) for n in range(longest + 1) for t in itertools.product(letters, repeat=n))
+    return reference.Words(pieces, frozenset(t for t in texts if re.fullmatch(regex, t)))
 
 
 def certify(method, target, prompt, **case):

@@ -14,7 +14,7 @@ from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from forerun.cli import COMMANDS, app, main
+from forerun.cli import COMMANDS, app, main, module_of
 from forerun.cli.chat import ChatFlags
 from forerun.cli.common import print_table
 from forerun.cli.decoding import BatchFlags, split_at_dashes, takes_decode_call
@@ -43,7 +43,7 @@ def imported_by(*calls: list[str]) -> set[str]:
 
 
 def command_named(name: str):
-    return get_command(import_module(f"forerun.cli.{name}").app)
+    return get_command(import_module(module_of(name)).app)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -54,13 +54,13 @@ def test_the_table_has_the_first_line_of_the_commands_own_help(name):
 
 def test_the_list_of_commands_imports_none_of_them():
     imported = imported_by(["--help"])
-    assert not imported & {f"forerun.cli.{name}" for name in COMMANDS}
+    assert not imported & {module_of(name) for name in COMMANDS}
     assert not imported & set(HEAVY)
 
 
 def test_the_help_of_a_command_imports_it_alone_and_nothing_heavy():
     imported = imported_by(["tune", "--help"])
-    assert imported & {f"forerun.cli.{name}" for name in COMMANDS} == {"forerun.cli.tune"}
+    assert imported & {module_of(name) for name in COMMANDS} == {"forerun.cli.tune"}
     assert not imported & set(HEAVY)
 
 

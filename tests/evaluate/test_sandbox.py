@@ -8,8 +8,8 @@ import time
 import pytest
 
 from forerun.errors import NotAble
-from forerun.evaluate import sandbox
-from forerun.evaluate.programs import ProgramSettings
+from forerun.evaluate import jail, sandbox
+from forerun.evaluate.examiner import SandboxExaminer
 from forerun.evaluate.sandbox import Limits, Trial
 from tests.helpers import run as forerun
 
@@ -196,17 +196,36 @@ class TestWithoutIsolation:
 
     def test_generated_code_needs_to_be_allowed_and_the_reason_is_said(self, tmp_path):
         with pytest.raises(NotAble, match=r"unshare: Operation not permitted.*--allow-code"):
-            _ = ProgramSettings().limits
-        said = forerun("evaluate", "functions", "--data", tmp_path / "t.jsonl").exception
+            _ = SandboxExaminer().limits
+        said = forerun("evaluate", "humaneval", "--data", tmp_path / "t.jsonl").exception
         assert isinstance(said, NotAble) and "--allow-code" in str(said)
 
     def test_what_is_allowed_runs_with_limits_alone(self):
-        limits = ProgramSettings(seconds=5, allow_code=True).limits
+        limits = SandboxExaminer(seconds=5, allow_code=True).limits
         assert not limits.isolated
         assert sandbox.run(Trial("def f(): return 1", CHECK, "f"), limits).passed
         for ending in ("os._exit(0)", "sys.exit(0)"):
             program = f"import os, sys\ndef f(): {ending}"
             assert not sandbox.run(Trial(program, CHECK, "f"), limits).passed
+
+    def test_root_gives_up_its_rights_where_the_interpreter_can_be_read_without(self, tmp_path):
+        """The folders of the interpreter may be root's alone: then a program could import
+        nothing."""
+        inside = tmp_path / "a" / "b"
+        inside.mkdir(parents=True)
+        for folder in (*inside.parents, inside):
+            if tmp_path in (folder, *folder.parents):
+                folder.chmod(0o755)
+        outer = all(os.stat(folder).st_mode & 1 for folder in tmp_path.parents)
+        assert jail._open_to_all(str(inside)) == outer
+        inside.parent.chmod(0o700)
+        assert not jail._open_to_all(str(inside))
+        limits = SandboxExaminer(allow_code=True).limits
+        program = "import os, json\ndef f(): return os.geteuid()"
+        mine = os.geteuid()
+        drops = mine == 0 and all(map(jail._open_to_all, sys.path))
+        test = f"def check(f):\n    assert f() == {jail.NOBODY if drops else mine}\n"
+        assert sandbox.run(Trial(program, test, "f"), limits).passed
 
 
 def test_a_jail_that_cannot_be_made_is_an_error_and_no_failed_program(monkeypatch, tmp_path):

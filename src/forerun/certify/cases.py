@@ -105,6 +105,25 @@ GREEDY: list[Options] = [
 ]
 
 
+# Languages over the letters a and b, for methods that decide from left to right: tokens without an
+# alternative at the beginning and inside, texts that end early, late and never, drafts that leave
+# the language, penalties on tokens that nobody drew.
+LETTERS = (b"a", b"b", b"z", b"?")  # z is never allowed but to end a text; ? is a mask
+FEWER: Options = {"ahead": "whole", "steps": 1}  # ways to draft
+LANGUAGES: list[Options] = [
+    {"regex": "a(a|b)*ba", "temperature": 1.0},
+    {"regex": "(ab|ba|bb)*", "temperature": 0.8, "eos": (2,), "min_tokens": 2},
+    {
+        "regex": "(aa|b)b(a|bb)b*",
+        "temperature": 1.0,
+        "frequency_penalty": 0.9,
+        "repetition_penalty": 1.6,
+    },
+    {"choices": ["ab", "abb", "baab", "bbaba"], "temperature": 1.5, "top_p": 0.9, "eos": (2,)},
+    {"regex": "b+a(a|b)b", "temperature": 0.0, "presence_penalty": 0.7},
+]
+
+
 HOLES: list[Prompt] = [
     [None, 0, None, None, 1],  # scattered
     [0, 1, None, None, None],  # a prefix is given
@@ -122,6 +141,21 @@ def standard_cases(name: str) -> list[Case]:
     if method.guarantee == "approximate":
         return _cases_of_approximation(method)
     return [*broad_cases(name), *deep_cases(name)]
+
+
+def constrained_cases(name: str, **engine: str) -> list[Case]:
+    """Languages, for a method that decides from left to right; `grammar_engine` reads them."""
+    method = registry.method_named(name)
+    if not method.left_to_right:
+        return []
+    options = {**DEEP_OPTIONS.get(name, {})}
+    if name in DRAWN_DRAFTS:  # unconstrained drafts have far more ways
+        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
+    same: Options = {"max_tokens": 5, "method_options": options, **engine}
+    masks = bool({SubsetScorer, BlockFiller} & set(method.needs))
+    spelled = LETTERS if masks else LETTERS[:3]
+    every = [{**same, "spelled": spelled, **language} for language in LANGUAGES]
+    return _with_outcomes(3, method, every)
 
 
 def broad_cases(name: str) -> list[Case]:

@@ -24,6 +24,7 @@ from forerun.certify.reference import (
     Prompt,
     reference_law,
     stepwise_law,
+    vocabulary_of,
 )
 from forerun.engine.engine import MakeSampler
 from forerun.errors import BadOption, NotAble
@@ -51,8 +52,8 @@ class Path:
         self.probability = 1.0
 
     def choose(self, law: list[float]) -> int:
-        if not any(law):
-            return -1  # as in production: a law without mass has no outcome
+        if not any(p > 0 for p in law):
+            return -1  # as in production: a law without mass, or of no numbers, has no outcome
         if len(self.taken) < len(self.fixed):
             outcome = self.fixed[len(self.taken)]
         else:
@@ -111,9 +112,11 @@ def table_model(
     sampler: MakeSampler = Noise,
     eos: Sequence[int] = (),
     family: Family | None = None,
+    spelled: Sequence[bytes] | None = None,
 ) -> Model:
-    """A table model, its draws enumerated if asked to."""
-    return Model(
+    """A table model, its draws enumerated if asked to. For constraints, its tokens may spell
+    something."""
+    model = Model(
         "table",
         family or Causal(),
         backbone,
@@ -122,6 +125,9 @@ def table_model(
         sampler=sampler,
         threaded=False,  # many small ones, each for a moment
     )
+    if spelled is not None:
+        model.vocabulary = vocabulary_of(tuple(spelled))
+    return model
 
 
 def family_of(method: str, mask: int | None) -> Family:
@@ -165,12 +171,13 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
     eos: Sequence[int] = (),
     mask: int | None = None,
     family: Family | None = None,
+    spelled: Sequence[bytes] | None = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of
     one."""
     enumeration = Enumeration()
-    model = table_model(target, enumeration, eos, family or family_of(method, mask))
+    model = table_model(target, enumeration, eos, family or family_of(method, mask), spelled)
     drafter: Model | str | None
     if isinstance(draft, TableBackbone):
         drafter = table_model(draft, family=draft_family)
@@ -244,13 +251,23 @@ def law_by_definition(  # noqa: PLR0913 - as certify_case
     eos: Sequence[int] = (),
     mask: int | None = None,
     size: int = 1,
+    spelled: Sequence[bytes] | None = None,
     **sampling: Any,
 ) -> Law:
     """The law of a method's reference."""
     if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
         reading = canvas_reading(method, target, options, family)
         return stepwise_law(reading, prompt, eos=eos, **sampling)
-    return reference_law(target, prompt, eos=eos, mask=mask, family=family, size=size, **sampling)
+    return reference_law(
+        target,
+        prompt,
+        eos=eos,
+        mask=mask,
+        family=family,
+        size=size,
+        spelled=spelled,
+        **sampling,
+    )
 
 
 @dataclass(frozen=True)
@@ -278,6 +295,7 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
     mask: int | None = None,
     family: Family | None = None,
     size: int = 1,
+    spelled: Sequence[bytes] | None = None,
     reference: Law | None = None,
     method_options: dict[str, Any] | None = None,
     **sampling: Any,
@@ -290,6 +308,8 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
 
     `size` is for block models that are compared with left-to-right decoding: finished blocks of so
     many tokens see themselves whole; with 1, the default, no token sees a later one.
+
+    `spelled` is what each token spells, for a constraint among the sampling parameters.
 
     `reference` is a law of whole outputs to compare with, for those who have one of their own.
     """
@@ -309,12 +329,22 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
         eos=eos,
         mask=mask,
         family=family,
+        spelled=spelled,
         **options,
         **sampling,
     )
     if reference is None:
         reference = law_by_definition(
-            method, target, prompt, family, options, eos=eos, mask=mask, size=size, **sampling
+            method,
+            target,
+            prompt,
+            family,
+            options,
+            eos=eos,
+            mask=mask,
+            size=size,
+            spelled=spelled,
+            **sampling,
         )
     case = {"method": method, "prompt": list(prompt), "eos": list(eos), **options, **sampling}
     distance = total_variation(ours, reference)

@@ -9,6 +9,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ import torch
 from torch import Tensor
 
 from forerun.backbones.table import TableBackbone, digest
+from forerun.constraints.base import Constraint, bitmask
+from forerun.constraints.engines import compiled
+from forerun.constraints.left_to_right import LeftToRight
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.families.base import Family
 from forerun.families.block import Block
 from forerun.options import Sampling
@@ -31,12 +36,28 @@ def blanks_of(canvas: Prompt) -> list[int]:
     return [i for i, token in enumerate(canvas) if token is None]
 
 
+@cache
+def vocabulary_of(spelled: tuple[bytes, ...]) -> Vocabulary:
+    """A vocabulary for which grammars are compiled once, whoever asks."""
+    return Vocabulary(len(spelled), spelled=spelled)
+
+
 class Asked:
     """What a request asks for: a canvas, sampling parameters, tokens that end the text and tokens
     that are never written."""
 
-    def __init__(self, prompt: Prompt, sampling: Sampling, eos: Sequence[int], mask: int | None):
+    def __init__(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        eos: Sequence[int],
+        mask: int | None,
+        spelled: Sequence[bytes] | None = None,
+    ):
         self.sampling = sampling
+        self._vocabulary: Vocabulary | None = None
+        if spelled is not None:
+            self._vocabulary = vocabulary_of(tuple(spelled))
         self.canvas = (*prompt, *[None] * (sampling.max_tokens or 0))
         ends = frozenset() if sampling.ignore_eos else frozenset(eos)
         stops = frozenset(sampling.stop_token_ids)
@@ -49,13 +70,36 @@ class Asked:
     def law(self, logits_V: Tensor, decided: Sequence[int], place: int) -> list[float]:
         """The law of a blank with `place` blanks before it, after some decisions."""
         vocab = len(logits_V)
+        constraint = self.constraint(decided)
         history = TokenHistory(self.sampling, self.prompt_ids, vocab, self.stops, self.never)
         for token in decided:
             history.add(token)
-        return laws_from_logits(logits_V[None], [ChainRows(history, [], [0], [place])])[0].tolist()
+        history.constraint = constraint
+        rows = ChainRows(history, [], [0], [place], positions=[len(decided)])
+        return laws_from_logits(logits_V[None], [rows])[0].tolist()
+
+    def constraint(self, decided: Sequence[int]) -> Constraint | None:
+        """What is asked of the text, after some decisions from left to right; positions count from
+        the first."""
+        spec = self.sampling.constraint
+        if spec is None or self._vocabulary is None:
+            return None
+        allowed = self.sampling.allowed_tokens
+        size = self._vocabulary.size
+        possible = set(range(size) if allowed is None else allowed) - self.never
+        language = compiled(spec, self._vocabulary).language()
+        found = LeftToRight(language, 0, self.stops, size, bitmask(possible, size))
+        for position, token in enumerate(decided):
+            found.add(position, token)
+        return found
+
+    def ends(self, decided: Sequence[int]) -> bool:
+        """Does the text end with the last decision?"""
+        constraint = self.constraint(decided)
+        return decided[-1] in self.stops or (constraint is not None and constraint.finished)
 
 
-def reference_law(
+def reference_law(  # noqa: PLR0913 - keywords of a public function
     target: TableBackbone,
     prompt: Prompt,
     *,
@@ -63,6 +107,7 @@ def reference_law(
     mask: int | None = None,
     family: Family | None = None,
     size: int = 1,
+    spelled: Sequence[bytes] | None = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences, one conditional after another.
@@ -70,7 +115,7 @@ def reference_law(
     Of a block model it is left-to-right decoding; with a `size`, of text whose finished blocks of
     that size see themselves whole.
     """
-    asked = Asked(prompt, Sampling(**options), eos, mask)
+    asked = Asked(prompt, Sampling(**options), eos, mask, spelled)
     canvas = asked.canvas
     given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     blanks = blanks_of(canvas)
@@ -87,7 +132,7 @@ def reference_law(
             law = asked.law(target.logits(*row), tokens, len(tokens))
             for token, p in enumerate(law):
                 if p > 0:
-                    ended = token in asked.stops
+                    ended = asked.ends((*tokens, token))
                     (finished if ended else longer)[(*tokens, token)] = probability * p
         growing = dict(longer)
     return finished | growing

@@ -1,9 +1,9 @@
 """The command line: `forerun COMMAND`.
 
-`forerun.cli.NAME` is the module of command NAME. It has `app`, a Typer application with the command
-or its sub-commands. Its flags stand beside the code that uses them: as parameters, or, where they
-are many, as the fields of a dataclass. These modules import torch inside functions only, so that
-help comes at once.
+`forerun.cli.NAME` is the module of command NAME, with _ for -. It has `app`, a Typer application
+with the command or its sub-commands. Its flags stand beside the code that uses them: as parameters,
+or, where they are many, as the fields of a dataclass. These modules import torch inside functions
+only, so that help comes at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "certify": "Prove that the output of a method has the law of its reference.",
     "compare": "Run methods side by side: cost, speed, guarantee, and whether the output is right.",
-    "evaluate": "Measure quality and cost of methods on a task.",
+    "evaluate": "Measure quality and cost of methods on standard benchmarks.",
+    "lm-eval": "Run lm-evaluation-harness with Forerun's models and methods.",
     "train": "Train a model by a recipe.",
     "tune": "Find the fastest options of a method on this machine.",
     "analyse": "Show what limits a method on a model, and how a model decodes.",
@@ -69,11 +70,16 @@ def forerun(
     own."""
 
 
+def module_of(command: str) -> str:
+    """Where a command is."""
+    return f"forerun.cli.{command.replace('-', '_')}"
+
+
 class LazyCommand(TyperCommand):
     """A name and a line of help, until its words are parsed: then its module takes over."""
 
     def make_context(self, *words: Any, **settings: Any) -> Any:  # typer keeps their types private
-        module = import_module(f"forerun.cli.{self.name}")
+        module = import_module(module_of(str(self.name)))
         return get_command(module.app).make_context(*words, **settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,10 +78,12 @@ def certify(flags: CertifyFlags, options: MethodOptions) -> None:
 
 
 def _enumerate(method: str, as_json: bool) -> bool:
-    from forerun.certify.cases import standard_cases
+    from forerun.certify.cases import constrained_cases, standard_cases
     from forerun.certify.enumeration import CERTAIN
 
     cases = standard_cases(method)
+    if find_spec("llguidance") is not None:
+        cases += constrained_cases(method)
     certificates = []
     with progress_bar("enumerating every outcome") as progress:
         for case in cases:

@@ -34,6 +34,7 @@ EXTRAS = {
     "accelerate": "train",
     "gguf": "gguf",
     "fastapi": "serve",
+    "lm_eval": "lm-eval",
     "matplotlib": "train",
     "peft": "lora",
     "prometheus_client": "serve",

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
@@ -39,11 +40,21 @@ REPEATED: dict[str, type] = {
     "stop_token_ids": list[int],
     "allowed_tokens": list[int],
     "logit_bias": list[str],
+    "choices": list[str],
 }
+# Fields of Sampling whose flag names a file with the value.
+FILES = ("schema", "grammar")
 # What decoding takes by name and a method cannot have as an option.
 NOT_OPTIONS = ("prompt", "messages", "text", "token_ids", "streams")
 HELP_FLAGS = ("-h", "--help")
-SINGLE: dict[str, type] = {"int": int, "float": float, "bool": bool, "int | None": int}
+SINGLE: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "int | None": int,
+    "str | None": str,
+}
 
 
 @dataclass(frozen=True)
@@ -193,7 +204,11 @@ def takes_decode_call(
 
 def _parameter_of(field: Field[Any]) -> inspect.Parameter:
     """A field of Sampling as a flag. A repeated flag has no default: it is not given at all."""
-    text = field.metadata["help"].capitalize()
+    text = field.metadata["help"]
+    text = text[0].upper() + text[1:]
+    if field.name in FILES:
+        option = typer.Option(help=f"{text}: a file.", metavar="FILE")
+        return keyword(field.name, Annotated[str | None, option], None)
     if field.name not in REPEATED:
         single = SINGLE[str(field.type)]
         kind = single | None if field.default is None else single
@@ -211,6 +226,9 @@ def read_call(kind: type[F], values: dict[str, Any], unread: Sequence[str]) -> D
     sampling = {name: value for name, value in given.items() if value not in (None, [])}
     if "logit_bias" in sampling:
         sampling["logit_bias"] = _biases(sampling["logit_bias"])
+    for name in FILES:
+        if name in sampling:
+            sampling[name] = read_file(name, sampling[name])
     words = [*(flags.prompt or []), *unread]
     first_flag = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
     method_options = read_method_options(words[first_flag:])
@@ -238,6 +256,13 @@ def with_tuned(call: DecodeCall[F], file: str) -> DecodeCall[F]:
         flags=replace(flags, method=method, draft=flags.draft or tuned_draft),
         method_options={**options, **call.method_options},
     )
+
+
+def read_file(name: str, file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(f"--{name} {file}: cannot be read as text: {error}.") from None
 
 
 def _biases(pairs: Sequence[str]) -> dict[int, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ from forerun.cli.common import (
     stderr_console,
     write_trace,
 )
-from forerun.cli.decoding import BatchFlags, DecodeCall, PromptCommand, takes_decode_call
+from forerun.cli.decoding import BatchFlags, DecodeCall, PromptCommand, read_file, takes_decode_call
 from forerun.cli.flags import WITH_METHOD_OPTIONS
 from forerun.errors import BadOption
 
@@ -37,25 +38,40 @@ TextWithHoles = str | dict[str, object]  # with markers, or prefix, suffix and m
 app = typer.Typer(add_completion=False)
 
 
-# A hole says how long it is, and all of it is filled.
-WITHOUT = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
+@dataclass(frozen=True)
+class InfillFlags(BatchFlags):
+    hole: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a hole must hold: regex=EXPRESSION, choices=A,B or a JSON list, "
+            "schema=FILE, or any; once for each hole."
+        ),
+    ] = None
+
+
+# A hole says how long it is, and all of it is filled; what it holds is no matter of an engine.
+WITHOUT = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "grammar_engine")
 
 
 @app.command(cls=PromptCommand, context_settings=WITH_METHOD_OPTIONS)
-@takes_decode_call(BatchFlags, WITHOUT)
-def infill(call: DecodeCall[BatchFlags]) -> None:
+@takes_decode_call(InfillFlags, WITHOUT)
+def infill(call: DecodeCall[InfillFlags]) -> None:
     """Fill the holes of texts.
 
-    <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve. Options of the method
-    are flags too: --k 8; see `forerun methods`.
+    <|fill:8|> is a hole of eight tokens, <|fill:4-12|> one of four to twelve. --regex, --choices or
+    --schema say what every hole must hold, --hole says it one by one. Options of the method are
+    flags too: --k 8; see `forerun methods`.
     """
     from forerun.requests import infill as infilling
 
     flags = call.flags
     texts = _texts(call)
+    holes = [_hole(words) for words in flags.hole] if flags.hole else None
     if len(texts) == 1:
         # a single bad text is refused before a model is loaded; one of several fails alone
-        infilling.parse_text(texts[0]).lengths()
+        template = infilling.parse_text(texts[0])
+        if holes is None and "choices" not in call.options:  # choices say how long they are
+            template.lengths()
     check_writable(flags.trace)
     check_writable(flags.output)
     model = call.load_model(DEFAULT_MODEL, flags.lanes)
@@ -63,6 +79,7 @@ def infill(call: DecodeCall[BatchFlags]) -> None:
         texts,
         method=flags.method,
         draft=flags.draft,
+        holes=holes,
         record=bool(flags.trace),
         **call.options,
     )
@@ -81,7 +98,32 @@ def infill(call: DecodeCall[BatchFlags]) -> None:
     exit_with(interrupted, any(result.error is not None for result in flat))
 
 
-def _texts(call: DecodeCall[BatchFlags]) -> list[TextWithHoles]:
+def _hole(words: str) -> dict[str, object] | None:
+    """What one hole must hold."""
+    if words == "any":
+        return None
+    kind, equals, value = words.partition("=")
+    if not equals or kind not in ("regex", "choices", "schema"):
+        raise BadOption(
+            f"--hole {words!r} must be regex=EXPRESSION, choices=A,B, schema=FILE or any."
+        )
+    if kind == "schema":
+        return {kind: read_file("hole schema=", value)}
+    if kind == "choices":
+        return {kind: _choices(value)}
+    return {kind: value}
+
+
+def _choices(value: str) -> list[str]:
+    if not value.startswith("["):
+        return value.split(",")
+    try:
+        return list(json.loads(value))
+    except ValueError:
+        raise BadOption(f"--hole choices={value} is not a JSON list.") from None
+
+
+def _texts(call: DecodeCall[InfillFlags]) -> list[TextWithHoles]:
     texts: list[TextWithHoles] = [sys.stdin.read() if text == "-" else text for text in call.texts]
     if call.flags.prompts:
         texts += read_texts(call.flags.prompts)

@@ -26,8 +26,13 @@ COLOURS = {
     "resampled": "yellow",
     "first": "bright_green",
     "edited": "bold magenta",
+    "forced": "blue",
 }
-OTHER_COLOURS = ("blue", "bright_red", "bright_black")  # for the reasons of methods from outside
+OTHER_COLOURS = (
+    "bright_blue",
+    "bright_red",
+    "bright_black",
+)  # for the reasons of methods from outside
 REJECTED = "red strike"
 PICTURE_WIDTH = 110
 

@@ -29,6 +29,31 @@ class Draft:
 NO_DRAFT = Draft([], [])
 
 
+def spelled_out(seq: Canvas, k: int) -> Draft:
+    """What a constraint says must come next, spelled as usual: a draft that costs nothing."""
+    constraint = seq.history.constraint
+    if constraint is None:
+        return NO_DRAFT
+    tokens = constraint.likely(k)
+    return Draft(seq.next(len(tokens)), tokens)
+
+
+def without_waste(seq: Canvas, draft: Draft) -> Draft:
+    """A draft up to the first token that the constraint does not allow: no row behind it matters.
+
+    A token that was drawn stays, as its rejection is part of the law. One that is certain goes: its
+    rejection would change nothing.
+    """
+    constraint = seq.history.constraint
+    if constraint is None or not draft.tokens:
+        return draft
+    count = constraint.usable(draft.tokens)
+    if draft.q is None:
+        return Draft(draft.positions[:count], draft.tokens[:count])
+    count += 1
+    return Draft(draft.positions[:count], draft.tokens[:count], draft.q[:count])
+
+
 class Drafter(Protocol):
     """Something that proposes the next tokens of a sequence."""
 

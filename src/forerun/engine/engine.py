@@ -27,20 +27,24 @@ from forerun.engine.prefetch import Prefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.logits import edited_logits
+from forerun.probability.logits import edited_logits, own_logits
 from forerun.probability.noise import Noise
 from forerun.probability.pending import PendingLaws, made
-from forerun.sequence.canvas import Draw
+from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import BlankLaws, Continuation, Question
 
 
 class NoOutcome(ForerunError):
     """A law without mass."""
 
-    def __init__(self) -> None:
+    def __init__(self, seq: Canvas) -> None:
+        constraint = seq.history.constraint
+        asked = "" if constraint is None else "nothing that the constraint allows can be spelled, "
+        if constraint is not None and constraint.error:
+            asked = f"the constraint cannot be followed ({constraint.error}), "
         super().__init__(
-            "no token is possible here: the sampling parameters forbid all of them, or the model's "
-            "logits are not numbers."
+            f"no token is possible here: {asked}the sampling parameters forbid all of them, or the "
+            f"model's logits are not numbers."
         )
 
 
@@ -281,7 +285,7 @@ class Engine:
         began = time.perf_counter()
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
-                answers[i] = outcome or NoOutcome()
+                answers[i] = outcome or NoOutcome(draws[i].seq)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
@@ -360,6 +364,9 @@ class Engine:
         questions = [question_of(one) for one in served]
         chains = [chain for question in questions for chain in question.chains]
         edited_RV = edited_logits(logits_RV, chains)
+        own_RV = logits_RV
+        if any(question.with_model_law for question in questions):
+            own_RV = own_logits(logits_RV, chains)
         answers: list[object] = []
         first = 0
         for one, question in zip(served, questions):
@@ -374,7 +381,7 @@ class Engine:
                     logits = logits_RV[first : first + rows]
                     keep_for_logprobs(question, branch, logits, law)
                 if question.with_model_law:
-                    answer.append(BlankLaws(law, PendingLaws.of(logits_RV, first, rows, None)))
+                    answer.append(BlankLaws(law, PendingLaws.of(own_RV, first, rows, None)))
                 else:
                     answer.append(law)
                 first += rows

@@ -142,7 +142,7 @@ def _point(
         setting.method,
         setting.options,
         tokens_per_forward=mean([r.stats.tokens / r.stats.forwards for r in results]),
-        nats=mean(surprises(judge, completions)),
+        nats=mean(surprises(judge, completions, model)),
         entropy=mean([shannon_entropy(result.token_ids) for result in results]),
         first_line_right=mean(first_lines_right(model, results, truths)),
         seconds=seconds,

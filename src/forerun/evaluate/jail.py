@@ -57,6 +57,8 @@ def main() -> None:
             _enter_namespaces(order["folder"])
             _become_first_process()
             _drop_privileges()
+        elif os.geteuid() == 0 and all(map(_open_to_all, sys.path)):
+            _drop_privileges()  # the least that root can do without namespaces
         _limit(order["seconds"], order["memory"])
     except OSError as error:
         os.write(report, json.dumps({"jail": error.strerror or str(error)}).encode())
@@ -170,6 +172,16 @@ def _drop_privileges() -> None:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _open_to_all(path: str) -> bool:
+    """Can everybody read what is here? Else the interpreter's own files would be out of reach."""
+    if not os.path.exists(path):
+        return True
+    folders = [path]
+    while folders[-1] != os.path.dirname(folders[-1]):
+        folders.append(os.path.dirname(folders[-1]))
+    return all(os.stat(folder).st_mode & 0o001 for folder in folders if os.path.isdir(folder))
 
 
 def _limit(seconds: float, memory: int) -> None:

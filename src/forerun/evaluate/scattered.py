@@ -10,7 +10,7 @@ import numpy as np
 
 from forerun.api import Model
 from forerun.errors import BadOption
-from forerun.evaluate.judge import perplexity
+from forerun.evaluate.judge import check_judge, perplexity
 from forerun.evaluate.metrics import shannon_entropy, t_test
 from forerun.evaluate.tasks import (
     Gapped,
@@ -61,6 +61,8 @@ def scattered(
 ) -> list[TaskRow]:
     """Quality and cost of filling what is missing; p-values against the first method."""
     settings = settings or TaskSettings()
+    if task.judge is not None:
+        check_judge(task.judge, model)
     canvases = scattered_canvases(task.windows, task.known, settings.seed)
     samples: list[Samples] = []
     for number, choice in enumerate(choices):
@@ -68,7 +70,7 @@ def scattered(
         outputs = [one.result.token_ids for one in timed]
         quality = {"entropy": [shannon_entropy(tokens) for tokens in outputs]}
         if task.judge is not None:
-            quality["perplexity"] = [perplexity(task.judge, tokens) for tokens in outputs]
+            quality["perplexity"] = [perplexity(task.judge, tokens, model) for tokens in outputs]
         samples.append({**quality, **costs(choice, timed)})
         progress(number + 1, len(choices))
     rows = []

@@ -1,18 +1,10 @@
-"""What all tasks share: how methods are named, decoded and measured. `forerun evaluate TASK` runs
-them.
-
-- `scattered`: held-out text of which a share of tokens, at random places, is given.
-- `stories`: one or three sentences of five are missing.
-- `programs`: a line of a program, or the body of a function, is missing.
-"""
+"""How methods are named, how they fill canvases, and what that cost."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from forerun import registry
@@ -32,7 +24,8 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method as the command line names it: METHOD or METHOD:DRAFT."""
+    """A method as the command line names it: METHOD or METHOD:DRAFT, with options of its own as
+    @NAME=VALUE behind it."""
 
     method: str
     draft: str | None = None
@@ -40,10 +33,14 @@ class MethodChoice:
 
     @classmethod
     def read(cls, name: str, options: Mapping[str, Any]) -> MethodChoice:
-        """Options go to the methods that have them."""
-        method, _, draft = name.partition(":")
+        """Options go to the methods that have them; a method's own must be its own."""
+        head, *own = name.split("@")
+        method, _, draft = head.partition(":")
         known = registry.method_named(method).option_names()
         taken = {name: value for name, value in options.items() if name in known}
+        for word in own:
+            option, _, value = word.partition("=")
+            taken[option] = plain_value(value)
         return cls(method, draft or None, taken)
 
     @property
@@ -51,6 +48,18 @@ class MethodChoice:
         draft = f" ({self.draft})" if self.draft else ""
         words = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return self.method + draft + (f" [{words}]" if words else "")
+
+
+def plain_value(text: str) -> bool | int | float | str:
+    """An option's value as it is written in a command: a number where it reads as one."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass(frozen=True)
@@ -162,30 +171,7 @@ def with_gap(model: Model, text: str, start: int, end: int) -> Gapped:
     ]
 
 
-def token_ids(model: Model, text: str) -> list[int]:
-    """With the special tokens that the model's prompts begin with."""
-    return _tokenizer(model)(text).input_ids
-
-
 def _tokenizer(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise BadOption(f"'{model.name}' has no tokenizer: tasks made of text need one.")
     return model.tokenizer
-
-
-def read_lines(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise BadOption(f"data={file!r} cannot be read: {error}") from error
-
-
-def parse_object(file: str, number: int, line: str) -> dict[str, Any]:
-    """The JSON object in one line of a file."""
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise BadOption(f"{file}:{number} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadOption(f"{file}:{number} is no JSON object.")
-    return value

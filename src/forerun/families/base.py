@@ -134,7 +134,8 @@ class ModelHandle:
         branches = []
         for where, placement in zip(positions, placements, strict=True):
             tokens = [token for _, token in placement]
-            branches.append(Branch(tokens, [len(tokens)] * len(where), where))
+            places = [position for position, _ in placement]
+            branches.append(Branch(tokens, [len(tokens)] * len(where), where, places))
         return await self.ask(seq, plan, branches, with_model_law=True)
 
 
@@ -192,7 +193,8 @@ class BlankFiller(ModelHandle):
     async def marginals(self, seq: Canvas, positions: Sequence[int]) -> Tensor:
         """The laws [len(positions), V] of each blank on its own, given what is decided."""
         plan = self.family.marginals(seq, positions)
-        [law_NV] = await self.ask(seq, plan, [Branch((), [0] * len(positions), positions)])
+        branch = Branch((), [0] * len(positions), positions, drafts=True)
+        [law_NV] = await self.ask(seq, plan, [branch])
         return law_NV
 
 
@@ -210,5 +212,6 @@ class SelfDrafter(ChainScorer, BlankFiller):
         plan = self.family.verdict_and_drafts(seq, chain, k, prefixes)
         verdict, *drafts = plan.reads
         branches = [Branch(chain, range(len(verdict)))]
-        branches += [Branch(chain, [n] * len(read), ()) for n, read in zip(prefixes, drafts)]
+        for n, read in zip(prefixes, drafts):
+            branches.append(Branch(chain, [n] * len(read), (), drafts=True))
         return await self.ask(seq, plan, branches)

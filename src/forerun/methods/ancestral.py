@@ -3,6 +3,7 @@ the schedule's probability."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from forerun.families.masked import CanvasFiller
@@ -34,7 +35,8 @@ async def ancestral(seq: Canvas, target: CanvasFiller, options: AncestralOptions
     (the paper's cache).
     """
     answer = None
-    for step in range(options.steps):
+    # Blanks that a constraint kept from being decided together are left for further steps.
+    for step in itertools.chain(range(options.steps), itertools.repeat(options.steps - 1)):
         blanks = [int(p) for p in seq.blanks if seq.tokens[p] == BLANK]
         if seq.done or not blanks:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor, cat
 
@@ -37,6 +38,8 @@ class AssdOptions(SpeculativeOptions):
         if self.ahead not in AHEAD:
             raise unknown("ahead", self.ahead, AHEAD)
 
+    forgives: ClassVar[bool] = False  # might the rule accept what its law gives nothing?
+
     @property
     def bonus(self) -> bool:
         """Does a verdict also give the token after the draft?"""
@@ -45,6 +48,7 @@ class AssdOptions(SpeculativeOptions):
 
 @dataclass(frozen=True)
 class TolerantOptions(AssdOptions):
+    forgives = True
     tolerance: float = field(default=0.01, metadata={"help": "added to every acceptance ratio"})
 
     def __post_init__(self) -> None:
@@ -82,7 +86,9 @@ async def self_drafted(
     """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
     is spent on drafting."""
     q: Tensor | None = None
-    while not seq.done:
+    begin = seq.filled
+    while seq.goes_on():
+        q = still_open(q, seq.filled - begin)
         first_is_certain = q is None
         if q is None:
             q = await target.marginals(seq, seq.next(options.k))  # lines 5-8
@@ -93,6 +99,8 @@ async def self_drafted(
             q = q[1:]
             x = x[1:]
         x = seq.up_to_end(x)[: seq.remaining - options.bonus]
+        if options.forgives:
+            x = seq.usable(x)
         if seq.done or (not x and not options.bonus):  # line 9, and k = 1
             q = None
             continue
@@ -100,7 +108,13 @@ async def self_drafted(
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)  # lines 13-15
         n = await judge(seq, x, q[: len(x)], p, rule, options.bonus)
         q = next_laws(n, len(x), laws)
+        begin = seq.filled
     assert seq.trace.forwards <= seq.history.generated, "Theorem 1: no more forwards than tokens"
+
+
+def still_open(q: Tensor | None, decided: int) -> Tensor | None:
+    """The laws behind some places that are decided by now."""
+    return q[decided:] if q is not None and decided < len(q) else None
 
 
 def drafted_prefixes(length: int, ahead: str) -> list[int]:

@@ -16,7 +16,7 @@ from forerun.sequence.canvas import Canvas
 @method("ar", guarantee="exact", reference="ar")
 async def autoregressive(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
     """One token per forward, from the model's own law."""
-    while not seq.done:
+    while seq.goes_on():
         p_V = await target.next_law(seq)
         drawn = await seq.draw(sample_token, p_V)
         seq.fill(seq.next(1), [drawn.token], "sampled")

@@ -106,6 +106,11 @@ class Editor:
                 f"edit={edit:g} needs a model whose rows speak of their own tokens; in this one "
                 f"they speak of the next."
             )
+        if self.seq.history.constraint is not None:
+            raise BadOption(
+                f"edit={edit:g} with a constraint: what is drawn in the same forward knows nothing "
+                f"of an edit, and the two might never fit together."
+            )
         if self.seq.history.sampling.penalised:
             raise BadOption(
                 f"edit={edit:g} with penalties: a decided token would be punished for being there, "

@@ -49,19 +49,22 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     At temperature 0 this is the fixed-point iteration of equation 3, and its fixed point is greedy
     decoding. Above it a guess is a draft that is certain of itself, judged by rejection.
     """
-    y: list[int] = []
-    while not seq.done:
+    said: list[int] = []  # of the places from `begin` on
+    begin = seq.filled
+    while seq.goes_on():
+        y = said[seq.filled - begin :]
         if options.refill or not y:
             y = y + guess(seq, y, options.block - len(y), options.start)
         y = y[: seq.remaining - 1]
         seq.note_draft(seq.next(len(y)), y)
+        begin = seq.filled
         [p_LV] = await target.conditionals(seq, y)  # p(. | x, y_<i)
         step = await seq.draw(jacobi_step, y, p_LV)
         n = step.accepted
         seq.fill(seq.next(n), y[:n], "accepted", drafted=y)
         if not seq.done:
             seq.fill(seq.next(1), [step.token], "resampled" if n < len(y) else "bonus")
-        y = step.likeliest[n + 1 : len(y)]
+        said = step.likeliest[: len(y)]
 
 
 def guess(seq: Canvas, ahead: Sequence[int], count: int, start: str) -> list[int]:

@@ -50,7 +50,7 @@ async def lookahead(seq: Canvas, target: TreeScorer, options: LookaheadOptions) 
     longest = options.ngram - 1
     rows = [guess(seq, [], options.window, "random") for _ in range(longest)]
     pool = RunPool(longest, per_key=options.guesses)
-    while not seq.done:
+    while seq.goes_on():
         left = seq.remaining - 1
         runs = pool.after(int(seq.text[-1]))
         judged = tails_of([], runs, options.guesses, min(longest, left))

@@ -105,7 +105,10 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
     window: list[BlockDraft] = []
     after: list[int] = []
     pool = run_pool(seq, target, options)
-    while not seq.done:
+    decided = seq.filled
+    while seq.goes_on():
+        window = behind(window, seq.filled - decided)
+        after = after[seq.filled - decided :]
         if not window:
             window = [BlockDraft(filled(seq, after[: options.block], options))]
         elif options.refill:
@@ -117,6 +120,7 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
         laws = await target.branches(seq, chain, tree.tails)  # lines 4, 5
         descent = await seq.draw(descend_tree, tree.tokens, tree.parents, cat(laws))  # line 7
         taken = commit(seq, tree, descent, len(window[0].tokens))
+        decided = seq.filled
         after = said_after(tree, descent, taken)
         pool.add(chain[taken:])  # line 11: what was rejected, and what the model said instead
         pool.add([descent.token, *after])
@@ -226,6 +230,17 @@ def advance(
                 tokens = chain[begin:same] + said[same:end]
             left.append(BlockDraft(tokens, stable))
         begin += len(block.tokens)
+    return left
+
+
+def behind(window: list[BlockDraft], decided: int) -> list[BlockDraft]:
+    """The blocks behind some tokens more that are decided, though nobody guessed them."""
+    left: list[BlockDraft] = []
+    for block in window:
+        gone = min(decided, len(block.tokens))
+        decided -= gone
+        if gone < len(block.tokens):
+            left.append(BlockDraft(block.tokens[gone:], block.stable + gone))
     return left
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, cat
 
 from forerun.errors import unknown
 from forerun.families.block import BlockFiller, BlockSpan
-from forerun.methods.assd import drafted_prefixes, judge, next_laws
+from forerun.methods.assd import drafted_prefixes, judge, next_laws, still_open
 from forerun.methods.block import EditingOptions, Editor
 from forerun.methods.block_order import ModelBlockOrder
 from forerun.methods.routers import RouterDriver, RoutingOptions
@@ -50,6 +50,7 @@ class S2d2Options(EditingOptions, RoutingOptions):
     reference="ar",
     reason="drafts read the text in blocks, and what the router leaves unverified is decided by "
     "confidence",
+    left_to_right=False,
 )
 async def s2d2(seq: Canvas, target: BlockFiller, options: S2d2Options) -> None:
     """Draft the block; verify its first run of blanks at block size 1, or keep the confident
@@ -127,12 +128,15 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     """
     x: list[int] = []
     q: Tensor | None = None
-    while not seq.done:
+    while seq.goes_on():
         prefixes = drafted_prefixes(len(x), options.ahead)
         p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
         n = await judge(seq, x, q, p, rejection)
+        begin = seq.filled
         q = next_laws(n, len(x), laws)
         x = []
+        if seq.goes_on():
+            q = still_open(q, seq.filled - begin)
         if q is not None and not seq.done:
             drawn = await seq.draw(sample_each, seq.next(len(q)), q)
             x = seq.up_to_end(drawn.tokens[: len(q)])[: seq.remaining - 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import Drafter, spelled_out, without_waste
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
 from forerun.probability.acceptance import rejection
@@ -31,9 +31,10 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
-    while not seq.done:
+    while seq.goes_on():
         k = min(options.k, seq.remaining - 1)
-        draft = await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
+        draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
+        draft = without_waste(seq, draft)
         seq.note_draft(draft.positions, draft.tokens, draft.q)
         [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
         verdict = await seq.draw(rejection, draft.tokens, draft.q, p_LV)

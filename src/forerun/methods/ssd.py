@@ -193,4 +193,4 @@ async def next_draft(
     in_order = [i for i in ranked.order if i < len(blanks) and still[i] >= 0]
     drafts = [(blanks[i], ranked.tokens[i]) for i in in_order]
     drafts.sort(key=lambda decision: order.number(decision[0]))
-    return drafts[: min(options.drafts, ranked.worthwhile)]
+    return list(seq.compatible(drafts[: min(options.drafts, ranked.worthwhile)]))

@@ -64,9 +64,7 @@ async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
         blanks = order.open()
         [answer] = await order.ask([blanks], [()])
         selection = await seq.draw(rule, blanks, answer.law, answer.model_law)
-        placement = selection.placements(blanks)
-        seq.place(placement, "decided")
-        order.decided(len(placement))
+        order.decided(seq.place(selection.placements(blanks), "decided"))
 
 
 @method("stepwise", guarantee="exact", reference="stepwise")

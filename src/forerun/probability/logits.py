@@ -3,8 +3,8 @@ from.
 
 R rows of logits, V vocabulary. The order, for every row: allowed tokens and logit bias, minimum
 length, repetition penalty (prompt and output), presence and frequency penalties (output),
-temperature, top-k, top-p, min-p. Temperature 0 is the point mass on the arg max of what stands
-before it. Laws are float32, or float64 where the logits are.
+constraint, temperature, top-k, top-p, min-p. Temperature 0 is the point mass on the arg max of what
+stands before it. Laws are float32, or float64 where the logits are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.base import BITS, Constraint, words
+from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.sum_product import conditioned
 from forerun.options import Sampling
-from forerun.probability.transfer import to_device
+from forerun.probability.transfer import array_to_device, to_device
 
 
 class TokenHistory:
-    """What the penalties of one sequence look back on: how often each token occurred."""
+    """What the laws of one sequence look back on: how often each token occurred, for penalties, and
+    how far its constraint is, if it has one."""
 
     def __init__(
         self,
@@ -31,12 +35,15 @@ class TokenHistory:
         vocab: int,
         stop_tokens: frozenset[int],
         forbidden: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
     ):
         self.sampling = sampling
         self.vocab = vocab
         self.stop_tokens = stop_tokens
         self.forbidden = forbidden
-        self.edits_logits = sampling.edits_logits or bool(forbidden)
+        self.constraint = constraint
+        self.adds_to_logits = sampling.edits_logits or bool(forbidden)
+        self.edits_logits = self.adds_to_logits or constraint is not None
         self.generated = 0
         self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
         self.in_prompt_V = np.zeros_like(self.in_output_V)
@@ -44,16 +51,21 @@ class TokenHistory:
             np.add.at(self.in_prompt_V, prompt[prompt < vocab], 1)
         self._static: Tensor | None = None
 
-    def add(self, token: int) -> None:
+    def add(self, token: int, position: int = -1) -> None:
+        """A token was decided; its position matters to a constraint only."""
         self.generated += 1
         if self.sampling.penalised:
             self.in_output_V[token] += 1
+        if self.constraint is not None:
+            self.constraint.add(position, token)
 
-    def replace(self, old: int, token: int) -> None:
+    def replace(self, old: int, token: int, position: int = -1) -> None:
         """A token took another's place."""
         if self.sampling.penalised:
             self.in_output_V[old] -= 1
             self.in_output_V[token] += 1
+        if self.constraint is not None:
+            self.constraint.replace(position, token)
 
     def static_V(self, like: Tensor) -> Tensor:
         """Logit bias, allowed and forbidden tokens as one vector to add, made once."""
@@ -81,13 +93,17 @@ class ChainRows:
     prefixes: Sequence[int]
     # how many tokens come before each row's own; without it, all that are known
     ordinals: Sequence[int] | None = None
+    # For constraints: where the chain's tokens stand, and the blank that each row is a law of.
+    places: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    drafts: bool = False  # are the rows a draft, of blanks that know nothing of each other?
 
     @property
     def rows(self) -> int:
         return len(self.prefixes)
 
     def edit(self, logits_LV: Tensor) -> Tensor:
-        """The logits after everything that depends on the text so far."""
+        """The logits after everything that depends on the text so far, but for its constraint."""
         sampling = self.history.sampling
         history = self.history
         logits_LV = logits_LV + history.static_V(logits_LV)
@@ -108,6 +124,13 @@ class ChainRows:
                 sampling,
             )
         return logits_LV
+
+    def bitmasks(self) -> np.ndarray:
+        """What the constraint allows, [L, W]; everything if there is none."""
+        constraint = self.history.constraint
+        if constraint is None or not self.rows:
+            return np.full((self.rows, words(self.history.vocab)), -1, np.int32)
+        return constraint.masks(self.tokens, self.places, self.prefixes, self.positions)
 
     def _output_counts(self, length: int) -> np.ndarray:
         counts_V = self.history.in_output_V.copy()
@@ -135,10 +158,15 @@ def edited_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     read only."""
     if not any(chain.history.edits_logits for chain in chains):
         return logits_RV
-    parts = _at_least_single(logits_RV).split([chain.rows for chain in chains])
-    return torch.cat(
-        [c.edit(p) if c.history.edits_logits and c.rows else p for c, p in zip(chains, parts)]
-    )
+    logits_RV = _at_least_single(logits_RV)
+    if any(chain.history.adds_to_logits for chain in chains):
+        parts = logits_RV.split([chain.rows for chain in chains])
+        logits_RV = torch.cat(
+            [c.edit(p) if c.history.adds_to_logits and c.rows else p for c, p in zip(chains, parts)]
+        )
+    if any(chain.history.constraint is not None for chain in chains):
+        logits_RV = constrained(logits_RV, chains)
+    return logits_RV
 
 
 def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
@@ -224,6 +252,52 @@ class Warp:
             least_R1 = min_p_R1.to(p_RV.dtype) * p_RV.amax(-1, keepdim=True)
             p_RV = p_RV.masked_fill(p_RV < least_R1, 0)
         return p_RV / p_RV.sum(-1, keepdim=True)
+
+
+def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The logits of what constraints allow. All masks go to the device in one copy; they are made
+    while it still works on the logits."""
+    masks_RW = np.concatenate([chain.bitmasks() for chain in chains])
+    logits_RV = logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
+    if not any(chain.drafts for chain in chains):
+        return logits_RV
+    parts = zip(chains, logits_RV.split([chain.rows for chain in chains]))
+    return torch.cat([drafted(part, chain) if chain.drafts else part for chain, part in parts])
+
+
+def drafted(logits_LV: Tensor, chain: ChainRows) -> Tensor:
+    """On a canvas: laws of drafted blanks, conditioned on the language that they must spell
+    together. The next blank's law is its own already."""
+    constraint = chain.history.constraint
+    if not isinstance(constraint, OnCanvas) or not chain.rows:
+        return logits_LV
+    prefix = chain.prefixes[0]
+    walks = constraint.drafted_walks(chain.tokens[:prefix], chain.places[:prefix], chain.positions)
+    fixed = [i for i, where in enumerate(chain.positions) if where == constraint.first_blank]
+    for walk, rows in walks:
+        temperature = chain.history.sampling.temperature
+        logits_LV = conditioned(logits_LV, walk, rows, fixed, temperature)
+    return logits_LV
+
+
+def own_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+    """The logits of the model's own laws, before any parameter: of what constraints leave."""
+    if not any(chain.history.constraint is not None for chain in chains):
+        return logits_RV
+    return constrained(_at_least_single(logits_RV), chains)
+
+
+def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
+    """Bitmasks as truth values, [R, V]."""
+    vocab = like_RV.shape[-1]
+    if like_RV.device.type == "cpu":
+        bytes_RN = np.ascontiguousarray(masks_RW).view(np.uint8)
+        bits_RV = np.unpackbits(bytes_RN, axis=-1, count=vocab, bitorder="little")
+        return torch.from_numpy(bits_RV.view(bool))
+    packed_RW1 = array_to_device(masks_RW, like_RV.device)[:, :, None]
+    bit_B = torch.arange(BITS, dtype=torch.int32, device=like_RV.device)
+    flags_RV = ((packed_RW1 >> bit_B) & 1).view(len(masks_RW), -1)
+    return flags_RV[:, :vocab].bool()
 
 
 def greedy(logits_RV: Tensor) -> Tensor:

@@ -25,6 +25,12 @@ def to_device(
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+def array_to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The same for an array, which nobody may write to afterwards."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type != "cuda" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 class HostCopy:
     """A tensor on its way to the host. Work queued on the device afterwards is not waited for."""
 

@@ -16,15 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from forerun.constraints.holes import Hole
+from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.masked import CanvasFiller
+from forerun.requests.holes import fitting_sizes, hole_specs, said_sizes
 from forerun.requests.jobs import Job, failed_result
 from forerun.requests.model import DecodableModel
 from forerun.requests.prompts import as_list, check_text
 from forerun.requests.request import DecodeRequest
 from forerun.requests.result import Promise, Result
+from forerun.requests.structure import never_written
 from forerun.sequence.canvas import BLANK, Canvas
 
 MARKER = re.compile(r"(\\*)<\|fill(?::([^|>]*))?\|>")
@@ -268,14 +272,18 @@ class Infilling:
         request: DecodeRequest,
         template: Template,
         make_drafter: Callable[[], Drafter | None],
+        holes: Any = None,
     ):
         self.model = model
-        self.template = template
         sampling = request.sampling
         self.n = sampling.n
+        self.specs = hole_specs(len(template.sizes), sampling.constraint, holes)
+        never = never_written(model, request, model.eos)
+        sizes = fitting_sizes(model, template.sizes, self.specs, never)
+        self.template = Template(template.pieces, sizes)
         self.pieces = piece_ids(model, template)
         samples = sampling.n if sampling.temperature > 0 else 1
-        self.lengths = [lengths for lengths in template.lengths() for _ in range(samples)]
+        self.lengths = [lengths for lengths in self.template.lengths() for _ in range(samples)]
         self.shows_logprobs = sampling.logprobs is not None
         # The best length is chosen by log-probability, so they are always recorded.
         recorded = replace(sampling, logprobs=sampling.logprobs or 0)
@@ -289,6 +297,7 @@ class Infilling:
                 make_drafter(),
                 sample=i,
                 forbidden=model.eos,
+                holes=self._holes(lengths),
             )
             for i, lengths in enumerate(self.lengths)
         ]
@@ -306,15 +315,20 @@ class Infilling:
             found.sort(key=lambda result: -_density_per_token(result))
         return found[: self.n]
 
+    def _holes(self, lengths: Sequence[int]) -> list[Hole]:
+        """Where the holes are, and what they must hold."""
+        sizes = [n + len(piece) for n, piece in zip(lengths, self.pieces[1:])]
+        starts = np.cumsum([len(self.pieces[0]), *sizes])[:-1].tolist()
+        parts = zip(starts, lengths, self.specs, strict=True)
+        return [Hole(start, start + length, spec) for start, length, spec in parts]
+
     def _infilled(self, job: Job, lengths: Sequence[int]) -> Infilled:
         result = job.result()
         canvas = job.seq.tokens
-        sizes = [n + len(piece) for n, piece in zip(lengths, self.pieces[1:])]
-        starts = np.cumsum([len(self.pieces[0]), *sizes])[:-1]
         fill_ids = []
         fills = []
-        for start, length in zip(starts, lengths):
-            ids = [int(token) for token in canvas[start : start + length] if token != BLANK]
+        for start, end, _ in self._holes(lengths):
+            ids = [int(token) for token in canvas[start:end] if token != BLANK]
             fill_ids.append(ids)
             fills.append(decode_after(self.model, canvas[:start], ids))
         given = [p if isinstance(p, str) else self.model.decode(p) for p in self.template.pieces]
@@ -324,11 +338,20 @@ class Infilling:
             logprob = sum(entry["logprob"] for entry in result.logprobs or ())
         fields = {
             **vars(result),
+            "parsed": self._parsed(job, fills),
             "logprobs": result.logprobs if self.shows_logprobs else None,
             "text": "".join(itertools.chain.from_iterable(parts)),
             "token_ids": [int(token) for token in canvas if token != BLANK],
         }
         return Infilled(**fields, fills=fills, fill_ids=fill_ids, given=given, logprob=logprob)
+
+    def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
+        """The values of what must be in the holes, if anything must."""
+        if job.seq.remaining or job.ticket.error is not None or not any(self.specs):
+            return None
+        schema = job.request.sampling.schema
+        pairs = zip(self.specs, fills, strict=True)
+        return [fill if spec is None else parsed(spec, schema, fill) for spec, fill in pairs]
 
 
 def _density_per_token(result: Infilled) -> float:
@@ -385,16 +408,10 @@ def completion_ids(model: DecodableModel, template: Template, completion: Any) -
         if not ids or (sizes and len(ids) not in sizes):
             raise BadOption(
                 f"completion {part!r} has {len(ids)} tokens, and its hole has "
-                f"{_said_sizes(sizes)}: use <|fill|> for any length."
+                f"{said_sizes(sizes)}: use <|fill|> for any length."
             )
         found.append(ids)
     return found
-
-
-def _said_sizes(sizes: Sequence[int]) -> str:
-    if not sizes:
-        return "at least 1"
-    return f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
 
 def joint_logprob(seq: Canvas, completion: Sequence[int]) -> float:

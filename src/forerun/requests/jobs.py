@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,16 +15,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.holes import Hole
+from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
-from forerun.errors import ForerunError
+from forerun.errors import BadOption, ForerunError
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
 from forerun.requests.scoring import Scoring, scoring_of_prompt, with_texts
+from forerun.requests.structure import constraint_of
+from forerun.requests.tools import ToolFormat, parse_calls
 from forerun.requests.traces import start_line
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.logprobs import TokenLogprob
@@ -39,10 +45,10 @@ class Job:
     """One sequence to decode: its canvas, its text so far, and its ticket in the engine.
 
     `sample` numbers the samples of one prompt. With `streams`, text is made as tokens come.
-    `forbidden` tokens are never written.
+    `forbidden` tokens are never written. `holes` say what must be in them.
     """
 
-    def __init__(  # noqa: PLR0913 - three of them are keywords
+    def __init__(  # noqa: PLR0913 - four of them are keywords
         self,
         model: DecodableModel,
         request: DecodeRequest,
@@ -52,24 +58,34 @@ class Job:
         sample: int = 0,
         streams: bool = False,
         forbidden: frozenset[int] = frozenset(),
+        holes: Sequence[Hole] = (),
     ):
         self.model = model
         self.request = request
         self.drafter = drafter
+        self.holes = holes
         self.prompt = [token for token in canvas if token != BLANK]
         self.streams = streams
         self.stopped_by: str | int | None = None
+        self.first_token_at: float | None = None
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
         self.detokenizer: Detokenizer | None = None
         if streams or sampling.stop:
             self.detokenizer = Detokenizer(model.decode, sampling.stop)
         history = TokenHistory(
-            sampling, np.asarray(self.prompt, np.int64), model.vocab, self.stop_tokens, forbidden
+            sampling,
+            np.asarray(self.prompt, np.int64),
+            model.vocab,
+            self.stop_tokens,
+            forbidden,
+            constraint_of(model, request, canvas, forbidden, holes),
         )
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
+        if isinstance(history.constraint, OnCanvas) and not history.constraint.possible:
+            self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
         self.ticket = Ticket(self.seq, self._start)
 
     def _start(self) -> DecodingCoroutine:
@@ -79,18 +95,35 @@ class Job:
 
     def _ending(self, token: int) -> str | None:
         """Why the text ends with this token, if it does."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
         if token in self.stop_tokens:
             self.stopped_by = token
         if self.detokenizer is not None:
             self.detokenizer.push(token)
             if self.stopped_by is None:
                 self.stopped_by = self.detokenizer.stopped_by
+        if self._is_complete():
+            return "stop"
         return "stop" if self.stopped_by is not None else None
 
     def record(self) -> None:
         """Have the trace show everything it can."""
         start = start_line(self.model, self.request, self.seq.tokens.tolist())
         self.seq.recorder = Recorder(self.seq.trace, start)
+
+    def _is_complete(self) -> bool:
+        """Is the text all that its constraint asks for, so that nothing may follow?"""
+        history = self.seq.history
+        if history.constraint is None or not history.constraint.finished:
+            return False
+        least = self.request.sampling.min_tokens
+        if history.generated < least:
+            raise BadOption(
+                f"min_tokens={least}, but what the constraint asks for is complete after "
+                f"{history.generated} tokens: leave min_tokens out."
+            )
+        return True
 
     @property
     def over(self) -> bool:
@@ -122,18 +155,21 @@ class Job:
         seq = self.seq
         ended = ticket.ended or 0.0
         started = ticket.started if ticket.started is not None else ended
+        first = self.first_token_at
         stats = stats_of(
             seq.trace,
             prompt_tokens=len(self.prompt),
             tokens=len(seq.output),
             seconds=ended - started,
             queued_seconds=started - ticket.submitted,
+            first_token_seconds=None if first is None else first - started,
         )
+        text = self._finished_detokenizer().text
         return Result(
-            text=self._finished_detokenizer().text,
+            text=text,
             token_ids=seq.output,
             finish_reason=seq.finish_reason or "cancelled",
-            **promise_of(self.request.method, self.model.name),
+            **promise_of(self.request.method, self.model.name, self._read_by()),
             stats=stats,
             trace=seq.trace.events,
             prompt_ids=self.prompt,
@@ -141,7 +177,25 @@ class Job:
             logprobs=self._logprobs(),
             error=ticket.error,
             recorded=seq.recorder.lines if seq.recorder is not None else None,
+            parsed=self._parsed(text),
         )
+
+    def _read_by(self) -> str:
+        """How the constraint is read, if there is one: engines differ in what they allow."""
+        constraint = self.seq.history.constraint
+        spec = self.request.sampling.constraint
+        if isinstance(constraint, OnCanvas):
+            return " under the same constraint"
+        return "" if spec is None else f" with {spec.argument} as {spec.engine} reads it"
+
+    def _parsed(self, text: str) -> Any:
+        """The value of a text that is what the request's constraint asks for."""
+        spec = self.request.sampling.constraint
+        constraint = self.seq.history.constraint
+        unfinished = constraint is None or not constraint.met or self.ticket.error
+        if spec is None or unfinished or self.holes:
+            return None
+        return parsed(spec, self.request.sampling.schema, text)
 
     def _logprobs(self) -> list[TokenLogprob] | None:
         record = self.seq.logprobs
@@ -177,8 +231,14 @@ class RequestJobs(Protocol):
 class Completion:
     """One prompt: a job for each sample."""
 
-    def __init__(self, jobs: Sequence[Job], prompt_logprobs: int | None = None):
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        prompt_logprobs: int | None = None,
+        tool_format: ToolFormat | None = None,
+    ):
         self.jobs = jobs
+        self.tool_format = tool_format  # of calls in the texts, where tools were given
         self.prompt = jobs[0].prompt
         self.told = prompt_logprobs is not None
         self.scoring = None
@@ -187,6 +247,9 @@ class Completion:
 
     def results(self) -> list[Result]:
         results = [job.result() for job in self.jobs]
+        if self.tool_format is not None:
+            form = self.tool_format
+            results = [replace(r, tool_calls=parse_calls(r.text, form)[1]) for r in results]
         if not self.told:
             return results
         found = self.scoring.entries if self.scoring is not None else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.families.base import Family, ModelHandle
 
 Tokenizer = Any  # of `transformers`, which gives its tokenizers no common type
@@ -19,6 +20,11 @@ class DecodableModel(Protocol):
     vocab: int
     context: int
     eos: frozenset[int]
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What its tokens spell, if that is known."""
+        ...
 
     def handle(self) -> ModelHandle:
         """What a method holds of this model."""

@@ -84,8 +84,8 @@ PER_PROMPT = {
     "draft",
     "sampling",
     "options",
-    *(set(Sampling.names()) - {"n", "stop", "stop_token_ids", "allowed_tokens", "logit_bias"}),
-}
+    *set(Sampling.names()),
+} - {"n", "stop", "stop_token_ids", "allowed_tokens", "logit_bias", "choices"}
 
 
 def for_each_prompt(count: int, arguments: Options) -> list[Options]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
+from forerun.constraints.parsing import plain
 from forerun.registry import Method
+from forerun.requests.tools import ToolCall
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.sequence.trace import Event, Trace
 
@@ -29,13 +31,21 @@ class Stats:
     seconds: float  # from the first forward to the last token; waiting for a lane not included
     queued_seconds: float
     tokens_per_second: float
+    # from the first forward to the first token that was final
+    first_token_seconds: float | None = None
 
 
 NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, {}, 0.0, 0.0, 0.0)
 
 
 def stats_of(
-    trace: Trace, *, prompt_tokens: int, tokens: int, seconds: float, queued_seconds: float
+    trace: Trace,
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    seconds: float,
+    queued_seconds: float,
+    first_token_seconds: float | None = None,
 ) -> Stats:
     """What a request cost, from its trace."""
     accepted: dict[int, int] = {}  # by forward, of those that were verdicts on a draft
@@ -57,6 +67,7 @@ def stats_of(
         seconds=seconds,
         queued_seconds=queued_seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
+        first_token_seconds=first_token_seconds,
     )
 
 
@@ -69,12 +80,13 @@ class Promise(TypedDict):
     reference: str
 
 
-def promise_of(method: Method, model: str) -> Promise:
+def promise_of(method: Method, model: str, constraint: str = "") -> Promise:
+    """`constraint` says how one is read, if there is one."""
     return {
         "method": method.name,
         "model": model,
         "guarantee": method.guarantee,
-        "reference": f"{method.reference} on {model}",
+        "reference": f"{method.reference} on {model}{constraint}",
     }
 
 
@@ -84,7 +96,7 @@ class Result:
 
     text: str
     token_ids: list[int]
-    finish_reason: str  # stop | length | cancelled | error
+    finish_reason: str  # stop | length | unmet (a constraint, in max_tokens) | cancelled | error
     method: str
     model: str
     guarantee: str  # exact | approximate
@@ -99,6 +111,8 @@ class Result:
     error: Exception | None = None
     # Everything that a trace can show, for requests with `record=True`: see `requests/traces.py`.
     recorded: Sequence[Mapping[str, Any]] | None = field(repr=False, default=None)
+    parsed: Any = None  # the value of a text that a constraint has made
+    tool_calls: list[ToolCall] | None = None  # where tools were given: the calls in the text
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -117,6 +131,10 @@ class Result:
             out["logprobs"] = self.logprobs
         if self.prompt_logprobs is not None:
             out["prompt_logprobs"] = self.prompt_logprobs
+        if self.tool_calls is not None:
+            out["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.parsed is not None:
+            out["parsed"] = plain(self.parsed)
         if self.error is not None:
             out["error"] = f"{type(self.error).__name__}: {self.error}"
         return out

@@ -108,6 +108,18 @@ class Canvas:
         """Is at most one blank left?"""
         return len(self.blanks) - self._filled <= 1
 
+    def goes_on(self) -> bool:
+        """Is something left to decide, once the next tokens that a constraint leaves no choice of
+        are placed? Those cost no forward of their own; where log-probabilities are wanted, they get
+        one, as others do."""
+        constraint = self.history.constraint
+        while constraint is not None and not self.done and not self.logprobs.wanted:
+            token = constraint.forced()
+            if token is None:
+                break
+            self.fill(self.next(1), [token], "forced")
+        return not self.done
+
     def next(self, n: int) -> list[int]:
         """The positions of the next n blanks, fewer if fewer are left."""
         if self._decided == self._filled:  # as in left-to-right decoding: all ahead is blank
@@ -125,6 +137,11 @@ class Canvas:
             if self.ends(token):
                 return list(draft[:count])
         return list(draft)
+
+    def usable(self, draft: Sequence[int]) -> list[int]:
+        """A draft of the next blanks up to the first token that a constraint does not allow."""
+        constraint = self.history.constraint
+        return list(draft if constraint is None else draft[: constraint.usable(draft)])
 
     def draw(self, rule: Callable[..., O], *arguments: object) -> Draw[O]:
         """Apply a rule to laws. Its outcome comes back as plain numbers."""
@@ -151,7 +168,7 @@ class Canvas:
             assert self.tokens[position] == BLANK, f"position {position} is decided already"
             self._check_token(token)
             self.tokens[position] = token
-            self.history.add(token)
+            self.history.add(token, position)
             self._decided += 1
             self.logprobs.decided(position, token, branches[written] if branches else 0)
             written += 1
@@ -187,10 +204,18 @@ class Canvas:
                 f"{self.history.vocab - 1}."
             )
 
-    def place(self, placement: Placement, reason: str) -> None:
-        """`fill`, with each token beside its position."""
+    def place(self, placement: Placement, reason: str) -> int:
+        """`fill`, with each token beside its position. Tokens that were drawn at once may break a
+        constraint together: those that would stay blank. How many are decided."""
+        placement = self.compatible(placement)
         positions = [position for position, _ in placement]
         self.fill(positions, [token for _, token in placement], reason)
+        return len(placement)
+
+    def compatible(self, placement: Placement) -> Placement:
+        """What of some decisions a constraint lets stand together, asked one after the other."""
+        constraint = self.history.constraint
+        return placement if constraint is None else constraint.compatible(placement)
 
     def finalize(self, end: int) -> None:
         """Make everything before `end` final. What lies behind may still be edited."""
@@ -204,7 +229,7 @@ class Canvas:
         for (position, token), old in zip(placement, replaced, strict=True):
             assert position >= self.known and old != BLANK, f"position {position} is not editable"
             self.tokens[position] = token
-            self.history.replace(old, token)
+            self.history.replace(old, token, position)
             self.logprobs.decided(position, token)
         tokens = [token for _, token in placement]
         self.trace.record("edited", positions, tokens, rejected=replaced)
@@ -218,8 +243,12 @@ class Canvas:
             reason = self._publish_next_blank()
             self.known += 1
             if reason is None and self.known == len(self.tokens):
-                reason = "length"
+                reason = self._at_full_length()
             self.finish_reason = reason
+
+    def _at_full_length(self) -> str:
+        constraint = self.history.constraint
+        return "length" if constraint is None or constraint.met else "unmet"
 
     def _publish_next_blank(self) -> str | None:
         """If the next final position was a blank, count it. Why the text ends there, if it does."""

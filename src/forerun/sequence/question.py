@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +30,8 @@ class BlankLaws(NamedTuple):
     """The laws of some blanks, [N, V]."""
 
     law: Tensor  # under the sampling parameters: tokens are drawn from it
-    model_law: Tensor  # the softmax of the logits: confidence is read from it
+    # The softmax of the logits, of what a constraint leaves: confidence is read from it.
+    model_law: Tensor
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,16 @@ class Branch:
     """Rows that are read together. Row i is a law given the first `prefixes[i]` tokens of a chain.
 
     `positions` are those that the laws are of. Without them, the rows speak of the blanks that
-    follow the text, and every row knows one token more than the row before it.
+    follow the text, and every row knows one token more than the row before it. With none, they
+    speak of the blanks behind the one that follows the prefix, and nobody asks for logprobs there.
+    `places` are the positions of the chain's tokens. Without them, they are the next blanks.
     """
 
     chain: Sequence[int]
     prefixes: Sequence[int]
     positions: Sequence[int] | None = None
+    places: Sequence[int] | None = None
+    drafts: bool = False  # are the blanks a draft, each on its own?
 
 
 @dataclass(eq=False)
@@ -94,8 +99,27 @@ def question(
         ordinals = None
         if branch.positions is not None and len(where):
             ordinals = np.searchsorted(seq.blanks, where).tolist()
-        chains.append(ChainRows(seq.history, branch.chain, branch.prefixes, ordinals))
+        rows = ChainRows(seq.history, branch.chain, branch.prefixes, ordinals)
+        if seq.history.constraint is not None:
+            ahead = where if len(where) else _blanks_ahead(branch, seq)
+            rows = replace(
+                rows, places=_places_of(branch, seq), positions=ahead, drafts=branch.drafts
+            )
+        chains.append(rows)
     return Question(host, plan, seq, chains, positions, drafting, with_model_law)
+
+
+def _places_of(branch: Branch, seq: Canvas) -> Sequence[int]:
+    """Where a chain's tokens stand."""
+    return seq.next(len(branch.chain)) if branch.places is None else branch.places
+
+
+def _blanks_ahead(branch: Branch, seq: Canvas) -> Sequence[int]:
+    """The blanks behind the one that follows a prefix: a draft of what comes after it."""
+    if branch.positions is None or not len(branch.prefixes):
+        return ()
+    first = branch.prefixes[0] + 1
+    return seq.next(first + len(branch.prefixes))[first:]
 
 
 def _positions_of(branch: Branch, seq: Canvas) -> Sequence[int]:

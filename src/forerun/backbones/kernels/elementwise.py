@@ -90,6 +90,43 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
     return out_TI
 
 
+@triton.jit
+def _add_parts(
+    parts, bias, out, size, width, PARTS: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK: tl.constexpr, LAUNCH: tl.constexpr,
+):  # fmt: skip
+    wait_for_last(LAUNCH)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(parts + at, inside, 0)
+    for i in tl.static_range(1, PARTS):
+        total += tl.load(parts + i * size + at, inside, 0)
+    if BIASED:
+        total += tl.load(bias + at % width, inside, 0).to(tl.float32)
+    if ADDED:
+        total += tl.load(out + at, inside, 0).to(tl.float32)
+    tl.store(out + at, total, inside)
+
+
+def add_parts(parts_PTN: Tensor, bias_N: Tensor | None, out_TN: Tensor, added: bool) -> Tensor:
+    """The sum of some parts in their order, a bias, and (`added`) what is there already; written to
+    `out`."""
+    size = out_TN.numel()
+    _add_parts[(triton.cdiv(size, 1024),)](
+        parts_PTN,
+        out_TN if bias_N is None else bias_N,
+        out_TN,
+        size,
+        out_TN.shape[1],
+        PARTS=len(parts_PTN),
+        BIASED=bias_N is not None,
+        ADDED=added,
+        BLOCK=1024,
+        **launch_options(out_TN, len(out_TN)),
+    )
+    return out_TN
+
+
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate(
     qkv, q_norm, k_norm, cos, sin, positions, slots, queries, keys, values, eps,

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.backbones.kernels.elementwise import RMSNorm, norm, swiglu
+from forerun.backbones.kernels.elementwise import RMSNorm, add_parts, norm, swiglu
 from forerun.backbones.kernels.launch import launch_options, wait_for_last
 
 
@@ -156,6 +156,7 @@ MOST_PARTS = 8
 MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
 FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
+FEW_ROWS = 64  # up to which ours is faster than the library, if sums must keep our order
 # where ours is faster than the library, by kind: up to so many rows
 FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
 
@@ -231,13 +232,12 @@ def library_product(
     """A product by the library. `parts`: cut and added to `onto` as ours are."""
     count, part = parts_of(weight_KN.shape[1], len(weight_KN), gated)
     if parts and (count > 1 or onto is not None):
-        total = torch.mm(x_TK[:, :part], weight_KN[:part], out_dtype=torch.float32)
-        for begin in range(part, len(weight_KN), part):
-            end = begin + part
-            total += torch.mm(x_TK[:, begin:end], weight_KN[begin:end], out_dtype=torch.float32)
-        if bias_N is not None:
-            total += bias_N
-        return total.to(x_TK.dtype) if onto is None else onto.copy_(total.add_(onto))
+        sums_PTN = x_TK.new_empty(count, len(x_TK), weight_KN.shape[1], dtype=torch.float32)
+        for i, sum_TN in enumerate(sums_PTN):
+            cut = slice(i * part, (i + 1) * part)
+            torch.mm(x_TK[:, cut], weight_KN[cut], out_dtype=torch.float32, out=sum_TN)
+        out = x_TK.new_empty(sums_PTN.shape[1:]) if onto is None else onto
+        return add_parts(sums_PTN, bias_N, out, added=onto is not None)
     if onto is not None:
         onto = onto.addmm_(x_TK, weight_KN)
         return onto if bias_N is None else onto.add_(bias_N)

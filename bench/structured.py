@@ -1,0 +1,418 @@
+"""Structured output: is it valid, what does it cost, and how does it compare.
+
+    python bench/structured.py validity [--method lookup] [--schemas 500] [--openapi FILE]
+    python bench/structured.py overhead [--model NAME] [--batch 1 8 32]
+    python bench/structured.py beside   [--model NAME]
+    python bench/structured.py page     # docs/structured.md from what was measured
+
+Results are kept in docs/structured.json, by part and machine. It needs torch, transformers and
+llguidance; xgrammar for `beside`, jsonschema for `validity`; nothing that draws tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from schemas import openapi_schemas, schemas
+
+import forerun
+from forerun.checkpoints import resolve
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "structured.json"
+PAGE = ROOT / "docs" / "structured.md"
+PROMPT = "# A record, as JSON:\n"
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 16},
+        "kind": {"enum": ["customer", "supplier", "employee"]},
+        "active": {"type": "boolean"},
+        "orders": {
+            "type": "array",
+            "minItems": 3,
+            "maxItems": 3,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "article": {"type": "string", "maxLength": 12},
+                    "amount": {"type": "integer", "minimum": 1, "maximum": 99},
+                },
+                "required": ["article", "amount"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["name", "kind", "active", "orders"],
+    "additionalProperties": False,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "ar": {"method": "ar"},
+    "lookup": {"method": "lookup"},
+    "jacobi": {"method": "jacobi", "block": 8},
+    "multiblock": {"method": "multiblock", "block": 8},
+    "lookahead": {"method": "lookahead", "window": 5, "ngram": 4, "guesses": 5},
+    "speculative": {"method": "speculative", "draft": "zoo:drafter"},
+    "specdiff": {"method": "specdiff", "draft": "zoo:any-subset", "k": 4},
+}
+ANYTHING = r"(.|\n)*"  # a grammar that forbids nothing: what masks alone cost
+
+
+def machine() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0)
+    return f"{os.cpu_count()} x {platform.machine()}"
+
+
+def keep(part: str, found: Any) -> None:
+    """Write down what was measured, with machine and date."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    entry = {"machine": machine(), "date": str(date.today()), **found}
+    before = kept.setdefault(part, {}).get(found["key"], {})
+    for rows, name in (("levels", "level"), ("rows", "batch")):  # measured one after the other
+        now = {one.get(name) for one in entry.get(rows, [])}
+        earlier = [one for one in before.get(rows, []) if one.get(name) not in now]
+        if now and earlier:
+            entry[rows] = sorted([*entry[rows], *earlier], key=lambda one: one[name])
+    kept[part][found["key"]] = entry
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    print(json.dumps({part: entry}, indent=1))
+
+
+# Validity.
+
+
+def validity(asked: argparse.Namespace) -> None:
+    """How many of the texts are finished, how many of those are valid, and what a forward gives."""
+    import jsonschema
+
+    cases = [one for one in schemas(asked.schemas) if asked.level in (None, one[0])]
+    if asked.openapi:
+        cases = [(0, schema) for schema in openapi_schemas(asked.openapi)]
+    model = forerun.load(asked.model, lanes=asked.batch[-1], device=asked.device)
+    began = time.perf_counter()
+    jobs = model.submit(
+        [PROMPT] * len(cases),
+        schema=[schema for _, schema in cases],
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        **METHODS[asked.method],
+    )
+    jobs.run()
+    results = jobs.results()
+    levels = []
+    for level in sorted({number for number, _ in cases}):
+        mine = [(r, s) for r, (n, s) in zip(results, cases) if n == level]
+        finished = [(r, s) for r, s in mine if r.finish_reason == "stop"]
+        checker = format_checker(jsonschema)
+        valid = sum(_is_valid(r, s, jsonschema, checker) for r, s in finished)
+        levels.append(
+            {
+                "level": level,
+                "texts": len(mine),
+                "refused": sum(r.error is not None for r, _ in mine),
+                "finished": len(finished),
+                "valid": valid,
+                "reasons": sorted({str(r.error)[:120] for r, _ in mine if r.error is not None}),
+                **_per_forward([r for r, _ in finished]),
+            }
+        )
+    keep(
+        "validity",
+        {
+            "key": asked.method + (" openapi" if asked.openapi else ""),
+            "model": asked.model,
+            "temperature": asked.temperature,
+            "max_tokens": asked.max_tokens,
+            "seconds": round(time.perf_counter() - began),
+            "levels": levels,
+        },
+    )
+
+
+def format_checker(jsonschema: Any) -> Any:
+    """As RFC 3339 has it: the library's own checks know no time zone and no year 0."""
+    checker = jsonschema.FormatChecker(formats=("uuid", "ipv4"))
+    checker.checks("date", raises=ValueError)(
+        lambda text: bool(date.fromisoformat(re.sub("^0000-", "2000-", text)))
+    )
+    time_of_day = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.I)
+    checker.checks("time")(lambda text: time_of_day.fullmatch(text) is not None)
+    return checker
+
+
+def _is_valid(result: Any, schema: Any, jsonschema: Any, checker: Any) -> bool:
+    try:
+        jsonschema.validate(json.loads(result.text), schema, format_checker=checker)
+    except (ValueError, jsonschema.ValidationError) as error:
+        print("invalid:", result.text[:200], str(error)[:200])
+        return False
+    return True
+
+
+def _per_forward(results: Sequence[Any]) -> dict[str, float]:
+    forwards = sum(r.stats.forwards for r in results)
+    tokens = sum(r.stats.tokens for r in results)
+    forced = sum(len(e.tokens) for r in results for e in r.trace if e.reason == "forced")
+    return {
+        "tokens_per_forward": round(tokens / max(forwards, 1), 2),
+        "forced": round(forced / max(tokens, 1), 3),
+    }
+
+
+# Overhead.
+
+
+def overhead(asked: argparse.Namespace) -> None:
+    """What masks add to a step: the same tokens, with a grammar that forbids nothing and without
+    one; and tokens per forward with a schema and without."""
+    rows = []
+    for batch in asked.batch:
+        model = forerun.load(asked.model, lanes=batch, device=asked.device, dtype=asked.dtype)
+        prompts = [f"{PROMPT}# number {i}\n" for i in range(batch)]
+        same: dict[str, Any] = dict(max_tokens=asked.max_tokens, ignore_eos=True, method="ar")
+        contestants: dict[str, Callable[[], Any]] = {
+            "plain": lambda m=model, p=prompts, s=same: m.generate_all(p, **s),
+            "masked": lambda m=model, p=prompts, s=same: m.generate_all(p, regex=ANYTHING, **s),
+            "schema": lambda m=model, p=prompts, s=same: m.generate_all(
+                p, **{**s, "schema": RECORD, "ignore_eos": False}
+            ),
+        }
+        times = _take_turns(contestants, asked.rounds)
+        results = {name: run() for name, run in contestants.items()}
+        step = {
+            name: statistics.median(times[name]) / results[name][0].stats.forwards
+            for name in ("plain", "masked")
+        }
+        rows.append(
+            {
+                "batch": batch,
+                "plain_ms": round(1e3 * step["plain"], 3),
+                "masked_ms": round(1e3 * step["masked"], 3),
+                "added": round(step["masked"] / step["plain"] - 1, 4),
+                "mask_us": round(mask_cost(model, results["schema"]), 1),
+                "plain_tokens_per_forward": _per_forward(results["plain"])["tokens_per_forward"],
+                "schema": _per_forward(results["schema"]),
+                "schema_tokens_per_second": round(_rate(results["schema"], times["schema"])),
+                "plain_tokens_per_second": round(_rate(results["plain"], times["plain"])),
+            }
+        )
+        model.close()
+    keep("overhead", {"key": f"{asked.model} on {machine()}", "model": asked.model, "rows": rows})
+
+
+def mask_cost(model: Any, results: Sequence[Any]) -> float:
+    """Microseconds of the host per mask, along texts that were written: the engine alone."""
+    from forerun.constraints.engines import compiled
+
+    spec = forerun.Sampling(schema=RECORD).constraint
+    grammar = compiled(spec, model.vocabulary)
+    spent = 0.0
+    masks = 0
+    for result in results:
+        language = grammar.language()
+        state = language.start()
+        began = time.perf_counter()
+        for token in result.token_ids:
+            language.allowed(state)
+            after = language.advance(state, token)
+            masks += 1
+            if after is None:
+                break
+            state = after
+        spent += time.perf_counter() - began
+    return 1e6 * spent / masks
+
+
+def _rate(results: Sequence[Any], times: Sequence[float]) -> float:
+    return sum(r.stats.tokens for r in results) / statistics.median(times)
+
+
+def _take_turns(contestants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round. On a CPU those that the process had: the machine may be shared."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        for name, run in contestants.items():
+            began = clock()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn:  # the first one warms up
+                times[name].append(clock() - began)
+    return times
+
+
+# Beside transformers.
+
+
+def beside(asked: argparse.Namespace) -> None:
+    """The same schema, weights and prompts: `transformers` with xgrammar's logits processor, and
+    Forerun with either engine."""
+    import xgrammar
+    from transformers import GenerationConfig
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = resolve.load_network(asked.model, torch.device(device), torch.float32)
+    network, tokenizer = loaded.network, loaded.tokenizer
+    vocab = network.config.vocab_size
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab)
+    compiler = xgrammar.GrammarCompiler(info)
+    grammar = compiler.compile_json_schema(json.dumps(RECORD), max_whitespace_cnt=20)
+    ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids], device=device)
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=asked.max_tokens, pad_token_id=0, eos_token_id=0
+    )
+
+    def theirs(*processors: Any) -> int:
+        out = network.generate(ids, generation_config=config, logits_processor=list(processors))
+        return out.shape[1] - ids.shape[1]
+
+    model = forerun.from_network(network, tokenizer, name=asked.model, lanes=1)
+
+    def ours(**options: Any) -> int:
+        return model.generate(ids[0].tolist(), max_tokens=asked.max_tokens, **options).stats.tokens
+
+    contestants: dict[str, Callable[[], int]] = {
+        "transformers, free": theirs,
+        "transformers + xgrammar": lambda: theirs(LogitsProcessor(grammar)),
+        "forerun ar, free": ours,
+        "forerun ar + llguidance": lambda: ours(schema=RECORD),
+        "forerun ar + xgrammar": lambda: ours(schema=RECORD, grammar_engine="xgrammar"),
+        "forerun lookup + llguidance": lambda: ours(schema=RECORD, method="lookup"),
+    }
+    if asked.model == "zoo:ar":
+        drafted = dict(method="speculative", draft="zoo:drafter")
+        contestants["forerun speculative + llguidance"] = lambda: ours(schema=RECORD, **drafted)
+    tokens = {name: run() for name, run in contestants.items()}
+    times = _take_turns(contestants, asked.rounds)
+    rows = [
+        {
+            "name": name,
+            "tokens": tokens[name],
+            "ms_per_token": round(1e3 * statistics.median(times[name]) / tokens[name], 2),
+        }
+        for name in contestants
+    ]
+    keep("beside", {"key": f"{asked.model} on {machine()}", "model": asked.model, "rows": rows})
+
+
+# The page.
+
+
+def page(_: argparse.Namespace) -> None:
+    """Put the tables between their marks."""
+    kept = json.loads(KEPT.read_text())
+    text = PAGE.read_text()
+    for part, make in (
+        ("validity", validity_table),
+        ("overhead", overhead_table),
+        ("beside", beside_table),
+    ):
+        begin, end = f"<!-- {part}: bench/structured.py -->", f"<!-- end of {part} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{make(kept.get(part, {}))}\n\n{end}{after}"
+    PAGE.write_text(text)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def validity_table(kept: dict[str, Any]) -> str:
+    rows = []
+    for method, found in kept.items():
+        for one in found["levels"]:
+            rows.append(
+                [
+                    f"`{method}`",
+                    one["level"],
+                    one["texts"],
+                    one["refused"],
+                    one["finished"],
+                    one["valid"],
+                    one["tokens_per_forward"],
+                    f"{100 * one['forced']:.0f} %",
+                ]
+            )
+    head = [
+        "method",
+        "level",
+        "schemas",
+        "refused",
+        "finished",
+        "valid",
+        "tokens/forward",
+        "forced",
+    ]
+    return f"{table(head, rows)}\n\n{_stamp(kept)}"
+
+
+def overhead_table(kept: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"`{found['model']}`, {found['machine']}",
+            one["batch"],
+            one["plain_ms"],
+            one["masked_ms"],
+            f"{100 * one['added']:+.1f} %",
+            one["mask_us"],
+            one["plain_tokens_per_forward"],
+            one["schema"]["tokens_per_forward"],
+        ]
+        for found in kept.values()
+        for one in found["rows"]
+    ]
+    head = ["model", "batch", "step, ms", "with masks, ms", "added", "host, µs per mask"]
+    return f"{table([*head, 'tokens/forward', 'with a schema'], rows)}\n\n{_stamp(kept)}"
+
+
+def beside_table(kept: dict[str, Any]) -> str:
+    rows = [
+        [one["name"], one["tokens"], one["ms_per_token"]]
+        for found in kept.values()
+        for one in found["rows"]
+    ]
+    return f"{table(['contestant', 'tokens', 'ms per token'], rows)}\n\n{_stamp(kept)}"
+
+
+def _stamp(kept: dict[str, Any]) -> str:
+    places = {(found["machine"], found["date"]) for found in kept.values()}
+    return "; ".join(f"{where}, {when}" for where, when in sorted(places)) + "."
+
+
+def main() -> None:
+    parts = {"validity": validity, "overhead": overhead, "beside": beside, "page": page}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--model", default="zoo:ar")
+    parser.add_argument("--method", default="ar", choices=METHODS)
+    parser.add_argument("--schemas", type=int, default=500)
+    parser.add_argument("--level", type=int, help="only one of the five")
+    parser.add_argument("--openapi")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    asked = parser.parse_args()
+    parts[asked.part](asked)
+
+
+if __name__ == "__main__":
+    main()
