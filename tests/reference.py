@@ -111,6 +111,45 @@ def reads_whole(mask: int, shifted: bool = False) -> Reading:
     return read
 
 
+@dataclass(frozen=True)
+class Policy:
+    """A cache policy of a masked model. Rows outside the block hold what they saw when everything
+    was last computed: at the block's first decision, and after every `refresh` decisions of it."""
+
+    name: str  # prefix: what lies before the block is outside; dual: what lies after it too
+    block: int
+    refresh: int
+    mask: int
+    shifted: bool = False
+
+
+def reads_stale(policy: Policy, blanks: Sequence[int]) -> Reading:
+    """A canvas under a policy. `decided` is in the order of the decisions, so that what was decided
+    at the last refresh can be told."""
+
+    def read(given: Mapping[int, int], decided: Mapping[int, int], length: int, at: int) -> View:
+        block = blanks.index(at) // policy.block
+        members = blanks[block * policy.block :][: policy.block]
+        here = sum(position in members for position in decided)
+        behind = here % policy.refresh
+        fresh = dict(list(decided.items())[: len(decided) - behind])
+        last = max(members) if policy.name == "dual" else length - 1
+        inside = range(max(members[0] - policy.shifted, 0), last + 1)
+        outside = [i for i in range(length) if i not in inside]
+        order = [*outside, *inside]
+        # Two copies of the canvas, then and now: rows outside the block are the old ones, and see
+        # the old canvas; those inside are the new ones.
+        old = [(i, {**given, **fresh}.get(i, policy.mask)) for i in order]
+        new = [(i, {**given, **decided}.get(i, policy.mask)) for i in order]
+        n = len(outside)
+        now = [*range(n), *range(length + n, 2 * length)]
+        sees = [range(length)] * length + [now] * length
+        speaker = order.index(max(at - policy.shifted, 0))
+        return View([*old, *new], sees, length + speaker)
+
+    return read
+
+
 def reads_one_by_one(mask: int, finished: int = 1, shifted: bool = False) -> Reading:
     """A block model from left to right. Finished blocks of `finished` tokens see themselves whole;
     later tokens see all before them. A mask behind the text speaks; in a shifted model the last
@@ -354,12 +393,19 @@ def finished_output(
     return tokens
 
 
-def stepwise(table: Table, reading: Reading, asked: Request, open_blanks: OpenBlanks) -> Law:
+def stepwise(
+    table: Table,
+    reading: Reading,
+    asked: Request,
+    open_blanks: OpenBlanks,
+    in_order: bool = False,
+) -> Law:
     """Decoding in order of confidence, one blank at a time. Penalties look back on everything that
     is decided, wherever it stands."""
     blanks = asked.blanks
     finished: Law = defaultdict(float)
-    # A model that looks at the whole canvas does not know in which order it was filled.
+    # A model that looks at the whole canvas does not know in which order it was filled, unless some
+    # of what it looks at is old.
     states: dict[tuple[tuple[int, int], ...], float] = {(): 1.0}
     while states:
         later: dict[tuple[tuple[int, int], ...], float] = defaultdict(float)
@@ -377,7 +423,8 @@ def stepwise(table: Table, reading: Reading, asked: Request, open_blanks: OpenBl
                 laws.append(token_law(logits_V, asked, decided, blanks.index(at)))
                 own.append(own_law(logits_V, asked))
             for i, token in np.argwhere(chances_NV := decision(np.array(laws), np.array(own))):
-                after = tuple(sorted({**decided, candidates[i]: int(token)}.items()))
+                after = tuple({**decided, candidates[i]: int(token)}.items())
+                after = after if in_order else tuple(sorted(after))
                 later[after] += probability * chances_NV[i, token]
         states = dict(later)
     return dict(finished)

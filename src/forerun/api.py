@@ -452,7 +452,8 @@ class Model:
                 if not several:
                     raise
                 request = plan.request
-                result = failed_result(error, promise_of(request.method, self.name))
+                promise = promise_of(request.method, request.options, self.name)
+                result = failed_result(error, promise)
                 completions.append(Failed([result] * request.sampling.n))
         return Jobs(self.driver, completions, several, raise_errors)
 
@@ -577,7 +578,7 @@ class Model:
             except ForerunError as error:
                 if not texts.several:
                     raise
-                promise = promise_of(request.method, self.name)
+                promise = promise_of(request.method, request.options, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
         return Jobs(self.driver, infillings, several, raise_errors)
 

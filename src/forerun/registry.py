@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 from forerun.errors import BadOption, NotAble, unknown
 
@@ -95,6 +95,24 @@ class Capable(Protocol):
     def can(self, capability: Any) -> bool: ...
 
 
+class Departure(NamedTuple):
+    """An option that makes an exact method read its model otherwise than the model is defined."""
+
+    option: str
+    reason: str
+
+
+Departs = Callable[[Any], Departure | None]  # of a method's options
+
+
+class Claim(NamedTuple):
+    """What a method promises with the options that it was given."""
+
+    guarantee: str  # one of GUARANTEES
+    reference: str  # the method whose law (or tokens) it has, or comes close to
+    reason: str = ""  # why it is approximate, and what it equals all the same
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """For methods that have none."""
@@ -116,6 +134,20 @@ class Method:
     reason: str = ""  # why it is approximate, if it is
     options_type: type | None = None
     target_types: tuple[type[Capability], ...] = ()
+    departs: Departs | None = None  # which options make it approximate to the model
+
+    def claim(self, options: object) -> Claim:
+        """What it promises with these options, an instance of `self.options`."""
+        departure = self.departs(options) if self.departs is not None else None
+        if departure is None:
+            return Claim(self.guarantee, self.reference, self.reason)
+        reason = f"approximate to the model: {departure.reason}"
+        if self.guarantee == "approximate":
+            reason = f"{self.reason}; {departure.reason}"
+        elif self.name != self.reference:
+            same = f"identical to {self.reference} under the same {departure.option}"
+            reason = f"{same}; {reason}"
+        return Claim("approximate", self.reference, reason)
 
     @property
     def summary(self) -> str:
@@ -176,13 +208,17 @@ def method(  # noqa: PLR0913 - keywords of a public function
     drafter: str | None = None,
     reason: str = "",
     needs: tuple[type[Any], ...] = (),
+    departs: Departs | None = None,
 ) -> Callable[[Run], Method]:
-    """Make a decoding method of an async function `(seq, target, options[, drafter])`."""
+    """Make a decoding method of an async function `(seq, target, options[, drafter])`.
+
+    `departs` tells, of its options, which one makes it approximate to the model, if any does.
+    """
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
 
     def define(run: Run) -> Method:
-        made = Method(name, run, guarantee, reference, drafter, reason, options, needs)
+        made = Method(name, run, guarantee, reference, drafter, reason, options, needs, departs)
         _defined[name] = made
         return made
 

@@ -37,8 +37,13 @@ def left_to_right_law(numbers, family, size, asked):
 
 
 @cache
-def stepwise_law(numbers, family, asked, block, sub_block, causal):
+def stepwise_law(numbers, family, asked, block, sub_block, causal, cache, refresh):
     kind, mask, shifted, largest = family
+    if kind is Masked and cache != "none":
+        policy = reference.Policy(cache, block or 8, refresh, mask, shifted)
+        reading = reference.reads_stale(policy, asked.request.blanks)
+        order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
+        return reference.stepwise(numbers, reading, asked.request, order, in_order=True)
     if kind is Masked:
         reading = reference.reads_whole(mask, shifted)
         order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
@@ -88,7 +93,8 @@ def law(
         return left_to_right_law(numbers, kind, size, asked)
     options = method_options or {}
     blocks = options.get("block"), options.get("sub_block"), options.get("causal", "nothing")
-    return stepwise_law(numbers, kind, asked, *blocks)
+    caches = options.get("cache", "none"), options.get("refresh", 8)
+    return stepwise_law(numbers, kind, asked, *blocks, *caches)
 
 
 def certify(method, target, prompt, **case):

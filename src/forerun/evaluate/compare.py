@@ -64,6 +64,7 @@ class ComparisonRow:
     method: str
     family: str
     guarantee: str
+    reason: str  # why it is approximate, and what it equals all the same
     tokens: int
     forwards: int
     draft_forwards: int
@@ -235,7 +236,8 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
         model=model.name,
         method=run.contestant.label,
         family=model.family.name,
-        guarantee=run.method.guarantee,
+        guarantee=run.results[0].guarantee,
+        reason=run.results[0].reason,
         tokens=run.tokens,
         forwards=forwards,
         draft_forwards=sum(one.draft_forwards for one in stats),
@@ -259,10 +261,17 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
 
 
 def _reference_of(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The run of a method's reference on the same model, if it takes part."""
-    name = run.method.reference
+    """The run of a method's reference on the same model, if it takes part; of several the one that
+    shares its options, such as a cache."""
+    method = registry.method_named(run.method.reference)
     same_model = [other for other in runs if other.model is run.model]
-    return next((other for other in same_model if other.contestant.method == name), None)
+    found = [other for other in same_model if other.contestant.method == method.name]
+
+    def differing(other: Run) -> int:
+        ours, theirs = run.contestant.options, other.contestant.options
+        return sum(ours.get(name) != theirs.get(name) for name in method.option_names())
+
+    return min(found, key=differing, default=None)
 
 
 def _plain_run(runs: Sequence[Run]) -> Run | None:

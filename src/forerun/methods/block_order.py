@@ -16,6 +16,7 @@ from forerun.families.block import BlockFiller, BlockSpan
 from forerun.families.masked import WHOLE_CANVAS, CacheScope, CanvasFiller
 from forerun.options import check_whole
 from forerun.probability.outcomes import Placement
+from forerun.registry import Departure
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.question import BlankLaws
 
@@ -82,6 +83,14 @@ class CanvasBlockOptions:
         check_whole("refresh", self.refresh)
         if self.cache not in POLICIES:
             raise unknown("cache", self.cache, POLICIES)
+
+
+def stale_keys(options: CanvasBlockOptions) -> Departure | None:
+    """Keys that are as old as the last refresh; with a refresh at every token there are none."""
+    if options.cache == "none" or options.refresh == 1:
+        return None
+    where = "before" if options.cache == "prefix" else "outside"
+    return Departure("cache", f"keys {where} the block are as old as the last refresh")
 
 
 class CanvasBlockOrder(BlockOrder):
@@ -178,6 +187,13 @@ class BlockOptions:
                 check_whole(name, getattr(self, name))
         if self.causal not in CAUSAL:
             raise unknown("causal", self.causal, CAUSAL)
+
+
+def causal_reading(options: BlockOptions) -> Departure | None:
+    """Text that is read from left to right, which a model filling blocks was not trained on."""
+    if options.causal == "nothing":
+        return None
+    return Departure("causal", f"causal={options.causal} reads text in blocks of one token")
 
 
 class ModelBlockOrder(BlockOrder):

@@ -17,6 +17,7 @@ from forerun.methods.block_order import (
     CanvasBlockOptions,
     CanvasBlockOrder,
     ModelBlockOrder,
+    stale_keys,
 )
 from forerun.options import check_between, check_whole
 from forerun.probability.outcomes import Placement
@@ -80,7 +81,7 @@ class BlockSsdOptions(BlockOptions, DraftTreeOptions):
             )
 
 
-@method("ssd", guarantee="exact", reference="stepwise")
+@method("ssd", guarantee="exact", reference="stepwise", departs=stale_keys)
 async def ssd(seq: Canvas, target: CanvasFiller, options: SsdOptions) -> None:
     """Guess the next N decisions of stepwise decoding, look at all the canvases they would lead to
     at once, keep what it would do.

@@ -12,7 +12,12 @@ import math
 from dataclasses import dataclass, field
 
 from forerun.families.masked import CanvasFiller
-from forerun.methods.block_order import BlockOrder, CanvasBlockOptions, CanvasBlockOrder
+from forerun.methods.block_order import (
+    BlockOrder,
+    CanvasBlockOptions,
+    CanvasBlockOrder,
+    stale_keys,
+)
 from forerun.options import check_between, check_whole
 from forerun.probability.selection import (
     SelectionRule,
@@ -69,7 +74,7 @@ async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
         order.decided(len(placement))
 
 
-@method("stepwise", guarantee="exact", reference="stepwise")
+@method("stepwise", guarantee="exact", reference="stepwise", departs=stale_keys)
 async def stepwise(seq: Canvas, target: CanvasFiller, options: CanvasBlockOptions) -> None:
     """One blank per forward: the most confident of the block."""
     await decode(seq, CanvasBlockOrder(seq, target, options), most_confident(1))
@@ -80,6 +85,7 @@ async def stepwise(seq: Canvas, target: CanvasFiller, options: CanvasBlockOption
     guarantee="approximate",
     reference="stepwise",
     reason="several blanks are decided on their own at once",
+    departs=stale_keys,
 )
 async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> None:
     """A fixed number of forwards per block, each deciding its share of the most confident
@@ -93,6 +99,7 @@ async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> Non
     guarantee="approximate",
     reference="stepwise",
     reason="all confident blanks are decided at once",
+    departs=stale_keys,
 )
 async def threshold(seq: Canvas, target: CanvasFiller, options: ThresholdOptions) -> None:
     """Every blank that is confident enough, and the most confident one anyway (Fast-dLLM)."""
@@ -105,6 +112,7 @@ async def threshold(seq: Canvas, target: CanvasFiller, options: ThresholdOptions
     guarantee="approximate",
     reference="stepwise",
     reason="blanks are decided at once while their joint stays within a bound",
+    departs=stale_keys,
 )
 async def bounded(seq: Canvas, target: CanvasFiller, options: EntropyBoundedOptions) -> None:
     """As many of the most confident blanks as a bound on their joint entropy allows (Ben-Hamu et

@@ -125,7 +125,7 @@ class Job:
             text=self._finished_detokenizer().text,
             token_ids=seq.output,
             finish_reason=seq.finish_reason or "cancelled",
-            **promise_of(self.request.method, self.model.name),
+            **promise_of(self.request.method, self.request.options, self.model.name),
             stats=stats,
             trace=seq.trace.events,
             prompt_ids=self.prompt,

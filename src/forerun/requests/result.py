@@ -67,14 +67,17 @@ class Promise(TypedDict):
     model: str
     guarantee: str
     reference: str
+    reason: str
 
 
-def promise_of(method: Method, model: str) -> Promise:
+def promise_of(method: Method, options: object, model: str) -> Promise:
+    claim = method.claim(options)
     return {
         "method": method.name,
         "model": model,
-        "guarantee": method.guarantee,
-        "reference": f"{method.reference} on {model}",
+        "guarantee": claim.guarantee,
+        "reference": f"{claim.reference} on {model}",
+        "reason": claim.reason,
     }
 
 
@@ -91,12 +94,19 @@ class Result:
     reference: str  # what the guarantee is relative to
     stats: Stats
     trace: list[Event] = field(repr=False)
+    reason: str = ""  # why it is approximate, and what it equals all the same
     prompt_ids: list[int] = field(repr=False, default_factory=list)
     stopped_by: str | int | None = None  # the stop string or token, if one ended the text
     logprobs: list[TokenLogprob] | None = field(repr=False, default=None)
     # Of the prompt's tokens; None for those that the model says nothing of, such as the first.
     prompt_logprobs: list[TokenLogprob | None] | None = field(repr=False, default=None)
     error: Exception | None = None
+
+    @property
+    def promise(self) -> str:
+        """Its guarantee and reference in words."""
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.guarantee}{why}, reference: {self.reference}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -109,6 +119,7 @@ class Result:
             "model": self.model,
             "guarantee": self.guarantee,
             "reference": self.reference,
+            "reason": self.reason,
             "stats": asdict(self.stats),
         }
         if self.logprobs is not None:
