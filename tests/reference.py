@@ -366,10 +366,22 @@ def blocks_of_text(block: int, part: int | None = None, alone: bool = False) -> 
     return open_blanks
 
 
-def decision(laws_NV: np.ndarray, own_NV: np.ndarray) -> np.ndarray:
+def decision(laws_NV: np.ndarray, own_NV: np.ndarray, order: str = "confidence") -> np.ndarray:
     """The law [N, V] of which blank is decided and as what. Every blank draws from its law; the
-    token that the model's own law finds likeliest is decided, of equals the first."""
+    token that the model's own law finds likeliest is decided, of equals the first.
+
+    In order of entropy or margin, the blank with the least entropy, or with the largest lead of its
+    likeliest token over the next, is decided, whatever it draws.
+    """
     chances_NV = np.array(laws_NV)
+    if order != "confidence":
+        sorted_NV = np.sort(own_NV, 1)
+        logs_NV = np.log(np.where(own_NV > 0, own_NV, 1.0))
+        entropy_N = -(own_NV * logs_NV).sum(1)
+        margin_N = sorted_NV[:, -1] - sorted_NV[:, -2]
+        first = int(np.argmin(entropy_N) if order == "entropy" else np.argmax(margin_N))
+        chances_NV[np.arange(len(own_NV)) != first] = 0
+        return chances_NV
     for i, own_V in enumerate(own_NV):
         for token, confidence in enumerate(own_V):
             for j, other_V in enumerate(own_NV):
@@ -399,6 +411,7 @@ def stepwise(
     asked: Request,
     open_blanks: OpenBlanks,
     in_order: bool = False,
+    by: str = "confidence",
 ) -> Law:
     """Decoding in order of confidence, one blank at a time. Penalties look back on everything that
     is decided, wherever it stands."""
@@ -422,7 +435,8 @@ def stepwise(
                 logits_V = table.logits(reading(asked.given, decided, len(asked.canvas), at))
                 laws.append(token_law(logits_V, asked, decided, blanks.index(at)))
                 own.append(own_law(logits_V, asked))
-            for i, token in np.argwhere(chances_NV := decision(np.array(laws), np.array(own))):
+            chances_NV = decision(np.array(laws), np.array(own), by)
+            for i, token in np.argwhere(chances_NV):
                 after = tuple({**decided, candidates[i]: int(token)}.items())
                 after = after if in_order else tuple(sorted(after))
                 later[after] += probability * chances_NV[i, token]

@@ -37,13 +37,13 @@ def left_to_right_law(numbers, family, size, asked):
 
 
 @cache
-def stepwise_law(numbers, family, asked, block, sub_block, causal, cache, refresh):
+def stepwise_law(numbers, family, asked, block, sub_block, causal, cache, refresh, by):
     kind, mask, shifted, largest = family
     if kind is Masked and cache != "none":
         policy = reference.Policy(cache, block or 8, refresh, mask, shifted)
         reading = reference.reads_stale(policy, asked.request.blanks)
         order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
-        return reference.stepwise(numbers, reading, asked.request, order, in_order=True)
+        return reference.stepwise(numbers, reading, asked.request, order, in_order=True, by=by)
     if kind is Masked:
         reading = reference.reads_whole(mask, shifted)
         order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
@@ -51,7 +51,7 @@ def stepwise_law(numbers, family, asked, block, sub_block, causal, cache, refres
         reading = reference.reads_in_blocks(mask, block or largest, shifted, causal)
         alone = shifted and causal == "nothing"
         order = reference.blocks_of_text(block or largest, sub_block, alone)
-    return reference.stepwise(numbers, reading, asked.request, order)
+    return reference.stepwise(numbers, reading, asked.request, order, by=by)
 
 
 class Asked:
@@ -94,7 +94,8 @@ def law(
     options = method_options or {}
     blocks = options.get("block"), options.get("sub_block"), options.get("causal", "nothing")
     caches = options.get("cache", "none"), options.get("refresh", 8)
-    return stepwise_law(numbers, kind, asked, *blocks, *caches)
+    by = options.get("order", "confidence")
+    return stepwise_law(numbers, kind, asked, *blocks, *caches, by)
 
 
 def certify(method, target, prompt, **case):

@@ -301,7 +301,11 @@ def _cases_of_canvases(method: registry.Method) -> list[Case]:
     options: list[Options] = [{"block": b} for b in (1, 2, 9)]
     if "drafts" in method.option_names():
         options = [{"block": b, "drafts": n} for b in (1, 2, 9) for n in (0, 1, 2, 4)]
-        options += [{"block": 9, "drafts": 3, "tree": "chain"}, {"block": 9, "worth": 0.3}]
+        options += [
+            {"block": 9, "drafts": 3, "tree": "mixed"},
+            {"block": 9, "drafts": 3, "tree": "likeliest"},
+            {"block": 9, "worth": 0.3},
+        ]
     samplings: list[Options] = [{"temperature": t} for t in (1.0, 0.0, 2.0)] + [
         {"temperature": 0.5, "top_p": 0.8}
     ]
@@ -324,6 +328,12 @@ def _cases_of_canvases(method: registry.Method) -> list[Case]:
         for block in (2, 9)
         for t in (1.0, 0.0)
     ]
+    orders: list[Options] = [{"order": order, "block": 9} for order in ("entropy", "margin")]
+    cases += [
+        case(method.name, target, four, mask=2, method_options=option, temperature=t)
+        for option in orders
+        for t in (1.0, 0.0)
+    ]
     return cases + _cases_of_caches(method)
 
 
@@ -334,7 +344,7 @@ def _cases_of_caches(method: registry.Method) -> list[Case]:
     options: list[Options] = [{"block": 2, "refresh": 8}, {"block": 3, "refresh": 2}]
     if "drafts" in method.option_names():
         options[0] |= {"drafts": 4, "tree": "mixed"}
-        options[1] |= {"drafts": 2, "tree": "chain"}
+        options[1] |= {"drafts": 2, "tree": "likeliest"}
     prompts: list[Prompt] = [[1, None, None, None, None], [None, None, 1, None, None]]
     return [
         case(

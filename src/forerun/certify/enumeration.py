@@ -32,7 +32,7 @@ from forerun.families.base import Family
 from forerun.families.block import Block, BlockFiller
 from forerun.families.causal import Causal
 from forerun.families.masked import CanvasFiller, Masked
-from forerun.methods.block_order import CanvasBlockOptions
+from forerun.methods.block_order import CanvasBlockOptions, OrderedBlockOptions
 from forerun.probability.acceptance import Sampler
 from forerun.probability.distributions import total_variation
 from forerun.probability.noise import Noise, mix
@@ -234,7 +234,9 @@ def canvas_reading(
         target, family.mask_token, block, getattr(chosen, "sub_block", None), family
     )
     if isinstance(chosen, CanvasBlockOptions):
-        return replace(reading, cache=chosen.cache, refresh=chosen.refresh)
+        reading = replace(reading, cache=chosen.cache, refresh=chosen.refresh)
+    if isinstance(chosen, OrderedBlockOptions):
+        reading = replace(reading, order=chosen.order)
     return reading
 
 

@@ -145,6 +145,7 @@ class CanvasReading:
     family: Family | None
     cache: str = "none"
     refresh: int = 1
+    order: str = "confidence"
 
     def context(
         self, state: State, position: int, kept: KeptKeys | None, blanks: list[int]
@@ -200,6 +201,15 @@ class CanvasReading:
         decided = [token for token in (state[i] for i in blanks) if token is not None]
         law = asked.law(logits_V, decided, blanks.index(position))
         return law, logits_V.softmax(-1).tolist()
+
+    def score(self, model_law: list[float], token: int) -> float:
+        """What the blanks are decided in the order of."""
+        if self.order == "entropy":
+            return sum(p * np.log(p) for p in model_law if p > 0)
+        if self.order == "margin":
+            *_, second, first = sorted(model_law)
+            return first - second
+        return model_law[token]
 
     def open_blanks(self, left: list[int], blanks: list[int]) -> list[int]:
         """The blanks that stepwise decoding may decide next, of those that are left."""
@@ -258,8 +268,8 @@ def stepwise_law(
         possible = [[token for token, p in enumerate(law) if p > 0] for law, _ in laws]
         for drawn in itertools.product(*possible):
             chance = float(np.prod([law[token] for (law, _), token in zip(laws, drawn)]))
-            confidence = [model_law[token] for (_, model_law), token in zip(laws, drawn)]
-            best = int(np.argmax(confidence))
+            drawn_from = zip(laws, drawn)
+            best = int(np.argmax([reading.score(own, token) for (_, own), token in drawn_from]))
             position = open_now[best]
             filled = (*state[:position], drawn[best], *state[position + 1 :])
             after = (filled, kept and kept._replace(since=kept.since + 1))

@@ -15,7 +15,14 @@ from forerun.methods.assd import drafted_prefixes, judge, next_laws
 from forerun.methods.block import EditingOptions, Editor
 from forerun.methods.block_order import ModelBlockOrder
 from forerun.methods.routers import RouterDriver, RoutingOptions
-from forerun.methods.ssd import BlockSsdOptions, LastNode, next_draft, stepwise_choice, verify
+from forerun.methods.ssd import (
+    BlockSsdOptions,
+    Guess,
+    LastNode,
+    next_guesses,
+    stepwise_choice,
+    verify,
+)
 from forerun.options import check_positive, check_whole
 from forerun.probability.acceptance import VerdictRule, rejection, sample_each
 from forerun.probability.lossy import tempered_ratio
@@ -157,7 +164,7 @@ async def s2d2_canvases(seq: Canvas, target: BlockFiller, options: S2d2CanvasesO
     forward."""
     order = ModelBlockOrder(seq, target, options)
     driver = RouterDriver(seq, options, order.part)
-    guesses: list[tuple[int, int]] = []
+    guesses: list[Guess] = []
     while not seq.done:
         if guesses:
             last = await verify(seq, order, guesses, options)
@@ -174,7 +181,7 @@ async def s2d2_canvases(seq: Canvas, target: BlockFiller, options: S2d2CanvasesO
             last = LastNode(blanks, laws.model_law)
         guesses = []
         if verified and not seq.done:
-            guesses = (await next_draft(seq, order, last, options))[: order.ahead()]
+            guesses = await next_guesses(seq, order, last, options)
 
 
 async def worth_verifying(seq: Canvas, driver: RouterDriver, last: LastNode) -> bool:

@@ -16,6 +16,7 @@ from forerun.methods.block_order import (
     BlockOrder,
     CanvasBlockOptions,
     CanvasBlockOrder,
+    OrderedBlockOptions,
     stale_keys,
 )
 from forerun.options import check_between, check_whole
@@ -30,7 +31,7 @@ from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
-class StepsOptions(CanvasBlockOptions):
+class StepsOptions(OrderedBlockOptions):
     steps: int = field(default=8, metadata={"help": "forwards per block"})
 
     def __post_init__(self) -> None:
@@ -75,9 +76,10 @@ async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
 
 
 @method("stepwise", guarantee="exact", reference="stepwise", departs=stale_keys)
-async def stepwise(seq: Canvas, target: CanvasFiller, options: CanvasBlockOptions) -> None:
+async def stepwise(seq: Canvas, target: CanvasFiller, options: OrderedBlockOptions) -> None:
     """One blank per forward: the most confident of the block."""
-    await decode(seq, CanvasBlockOrder(seq, target, options), most_confident(1))
+    rule = most_confident(1, options.order)
+    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
 
 
 @method(
@@ -91,7 +93,8 @@ async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> Non
     """A fixed number of forwards per block, each deciding its share of the most confident
     blanks."""
     share = -(-min(options.block, len(seq.blanks)) // options.steps)
-    await decode(seq, CanvasBlockOrder(seq, target, options), most_confident(share))
+    rule = most_confident(share, options.order)
+    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
 
 
 @method(
