@@ -7,6 +7,7 @@ cache.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ class BlockOptions:
 
     block: int | None = field(
         default=None,
-        metadata={"help": "tokens per block, up to what the model was trained for (the default)"},
+        metadata={"help": "tokens per block; default: what the model was trained for"},
     )
     sub_block: int | None = field(
         default=None,
@@ -241,10 +242,16 @@ class ModelBlockOrder(BlockOrder):
 
     def __init__(self, seq: Canvas, target: BlockFiller, options: BlockOptions):
         size = target.block if options.block is None else options.block
-        if size > target.block:
+        if size > target.largest_block:
             raise BadOption(
-                f"block={options.block} must be at most {target.block}, the block that this model "
-                f"was trained for."
+                f"block={options.block} must be at most {target.largest_block}: a lane has no room "
+                f"for the verdict on a larger one."
+            )
+        if size > target.block:
+            warnings.warn(
+                f"block={options.block} is larger than the {target.block} tokens that this model "
+                f"was trained for: its text may be worse.",
+                stacklevel=2,
             )
         if options.sub_block is not None and options.sub_block > size:
             raise BadOption(
