@@ -36,6 +36,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ancestral": "forerun.methods.ancestral:ancestral",
         "specdiff": "forerun.methods.specdiff:specdiff",
         "specdiff-confidence": "forerun.methods.specdiff:confidence_specdiff",
+        "specdiff-ddpm": "forerun.methods.specdiff:ddpm_specdiff",
         "jacobi": "forerun.methods.jacobi:jacobi",
         "multiblock": "forerun.methods.multiblock:multiblock",
         "lookahead": "forerun.methods.lookahead:lookahead",
@@ -52,6 +53,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "lookup": "forerun.drafters.lookup:LookupDrafter",
         "diffusion": "forerun.drafters.diffusion:DiffusionDrafter",
         "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
+        "ddpm_cache": "forerun.drafters.diffusion:DdpmCacheDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
     "routers": {

@@ -76,6 +76,7 @@ def causal_requests() -> list[dict[str, Any]]:
         dict(method="specdiff", draft=masked, k=4, steps=2, adapt=True),
         dict(method="specdiff", draft=masked, k=3, first=3, first_draft=causal),
         dict(method="specdiff-confidence", draft=masked, k=4),
+        dict(method="specdiff-ddpm", draft=masked, k=4),
     )
 
 

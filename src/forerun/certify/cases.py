@@ -244,6 +244,7 @@ ROUGH: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.0},
     "entropy-bounded": {"bound": 9.0},
     "specdiff-confidence": {"k": 2, "steps": 2},
+    "specdiff-ddpm": {"k": 2, "steps": 2},
     "block": {"threshold": 0.0},
     "s2d2": {"span": 3, "threshold": 0.0},
     "s2d2-canvases": {"span": 9, "threshold": 0.0},

@@ -70,6 +70,7 @@ class ComparisonRow:
     draft_forwards: int
     tokens_per_forward: float
     acceptance_length: float | None
+    alpha: float | None  # accepted tokens per judged token, mean over prompts
     tokens_per_second: float  # median over the rounds
     least: float
     most: float
@@ -230,6 +231,7 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
     stats = [result.stats for result in run.results]
     forwards = sum(one.forwards for one in stats)
     lengths = [one.acceptance_length for one in stats if one.acceptance_length is not None]
+    alphas = [one.alpha for one in stats if one.alpha is not None]
     reference = _reference_of(run, comparison.runs)
     plain = _plain_run(comparison.runs)
     return ComparisonRow(
@@ -243,6 +245,7 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
         draft_forwards=sum(one.draft_forwards for one in stats),
         tokens_per_forward=run.tokens / forwards,
         acceptance_length=statistics.mean(lengths) if lengths else None,
+        alpha=statistics.mean(alphas) if alphas else None,
         tokens_per_second=run.speed,
         least=min(run.rates),
         most=max(run.rates),

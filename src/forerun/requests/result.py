@@ -25,13 +25,15 @@ class Stats:
     # tokens per verdict on a draft, the resampled or bonus token included
     acceptance_length: float | None
     acceptance_rate: float | None  # accepted tokens per drafted token
+    # accepted tokens per token judged; what follows a rejected one is not (papers: alpha)
+    alpha: float | None
     acceptance_histogram: dict[int, int]  # accepted tokens -> verdicts
     seconds: float  # from the first forward to the last token; waiting for a lane not included
     queued_seconds: float
     tokens_per_second: float
 
 
-NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, {}, 0.0, 0.0, 0.0)
+NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, None, {}, 0.0, 0.0, 0.0)
 
 
 def stats_of(
@@ -45,6 +47,8 @@ def stats_of(
     extra = sum(event.forward in accepted for event in added)
     total = sum(accepted.values())
     drafted = sum(len(event.drafted) for event in trace.events)
+    rejections = sum(bool(event.rejected) for event in trace.drafts())
+    judged = total + rejections
     return Stats(
         prompt_tokens=prompt_tokens,
         tokens=tokens,
@@ -53,6 +57,7 @@ def stats_of(
         tokens_per_forward=tokens / trace.forwards if trace.forwards else 0.0,
         acceptance_length=(total + extra) / len(accepted) if accepted else None,
         acceptance_rate=total / drafted if drafted else None,
+        alpha=total / judged if judged else None,
         acceptance_histogram=dict(sorted(Counter(accepted.values()).items())),
         seconds=seconds,
         queued_seconds=queued_seconds,
