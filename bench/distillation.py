@@ -30,7 +30,7 @@ from forerun import zoo
 from forerun.evaluate.judge import surprises
 from forerun.requests.result import Result
 from forerun.train.consistency import ConsistencyObjective, TrajectorySource, next_token_loss
-from forerun.train.data import Corpus, tokenise
+from forerun.train.data import Corpus, documents
 from forerun.train.networks import load_network
 from forerun.train.trajectories import TrajectoryPlan, collect
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TEACHER = "zoo:ar"
-MOST_TOKENS = 16_000_000  # that a packed file holds: 32 MB
+MOST_TOKENS = 8_000_000  # that a packed file holds: 16 MB
 BLOCK = 16
 BLOCKS = 12
 CONTEXT = 256
@@ -107,10 +107,18 @@ class Study:
 
 
 def pack(data: str, file: Path) -> None:
-    """The corpus as token numbers, 16 bits each."""
-    corpus = tokenise(data, zoo.tokenizer(), file.with_suffix(".all.npz"))
-    train = corpus.train[:MOST_TOKENS].astype(np.uint16)
-    valid = corpus.valid[: MOST_TOKENS // 40].astype(np.uint16)
+    """The first documents of a corpus as token numbers, 16 bits each, until there are enough."""
+    tokenizer = zoo.tokenizer()
+    parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    room = {False: MOST_TOKENS, True: MOST_TOKENS // 20}
+    for text, held_out in documents(data):
+        if room[held_out] > 0:
+            ids = tokenizer(text, add_special_tokens=False).input_ids
+            parts[held_out].append(np.array([*ids, tokenizer.eos_token_id], np.uint16))
+            room[held_out] -= len(ids) + 1
+        if max(room.values()) <= 0:
+            break
+    train, valid = (np.concatenate(parts[kind]) for kind in (False, True))
     np.savez(file, train=train, valid=valid)
     print(f"{len(train)} tokens to train on, {len(valid)} held out, {file.stat().st_size} bytes")
 
