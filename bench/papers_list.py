@@ -79,9 +79,12 @@ ASSD = [
         "ASSD-table-2",
         "HumanEval single-line infilling, pass@1",
         runner=None,
-        needs="HumanEval infilling data, and XLNet-Code (therealgabeguo/ASARM, code)",
-        command="forerun evaluate humaneval-infilling --model MODEL --data FILE",
+        command="forerun evaluate humaneval --data FILE --method sequential --method assd",
+        result="zoo:any-subset, 1,033 programs, greedy: 22.4 ± 1.3 % both ways, 9.9 ± 0.2 forwards "
+        "become 6.7 ± 0.2 (docs/any-subset.md)",
         theirs="38.6 % (XLNet-Code, 110M), 40.7 % (DiffuLLaMA, 6.7B)",
+        agrees="in kind",
+        why="the same output in fewer forwards; our model has 6 M parameters",
     ),
     PaperTable(
         "ASSD-table-3",
