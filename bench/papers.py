@@ -93,8 +93,8 @@ def decode(bench: Bench, spec: Spec, number: int) -> Any:
         return model.generate_all([bench.prompts[number]], **common, **options)[0]
     common.pop("ignore_eos")
     window = bench.windows[number : number + 1, :length]
-    [gapped] = scattered_canvases(window, 1 - blank, bench.arguments.seed + number)
-    return model.infill_all([gapped.canvas], **common, **options)[0]
+    canvases = scattered_canvases(window, 1 - blank, bench.arguments.seed + number)
+    return model.infill_all(canvases, **common, **options)[0]
 
 
 def in_turns(bench: Bench, specs: Sequence[Spec]) -> list[Measured]:
