@@ -282,7 +282,8 @@ def show_list() -> None:
 def result_words(table: PaperTable, report: dict[str, Any]) -> str:
     """Our numbers, as the page shows them."""
     if table.name not in report:
-        return table.result or "not run here"
+        needs = f": needs {table.needs.removeprefix('a GPU: ')}" if table.needs else ""
+        return table.result or f"not run here{needs}"
     measured = report[table.name]
     rows = [short(row, table.shows) for row in measured["rows"]]
     about = f"{measured['prompts']} prompts of {measured['tokens']} tokens, seed {measured['seed']}"

@@ -622,6 +622,22 @@ READINGS = {
         "little between the settings; the paper's never turn off on this model, 2 and 1 do",
     ),
     "S2D2-figure-2": ("in kind", "order of confidence is far from left to right on code here too"),
+    "ASSD-table-9": ("forwards yes", "1.10 tokens/forward there; the time is within its error"),
+    "SpecDiff-table-2": (
+        "α yes, time no",
+        "with initialisation α is classic speculation's; the drafter is as large as its target",
+    ),
+    "SpecDiff-table-5": (
+        "runs as published",
+        "random reveal is accepted a little less than left to right or in order of confidence, "
+        "within the errors",
+    ),
+    "S2D2-figure-3": (
+        "forwards yes, time hardly",
+        "quality is the same within errors; 1.0 times by wall time, s2d2-exact 1.4 times",
+    ),
+    "S2D2-table-11": ("yes", "nothing clear at this count"),
+    "pcLLM-figure-6": ("no plateau", "a CPU is bound by arithmetic from a few tokens on"),
     "pcLLM-table-1": (
         "forwards in part, time no",
         f"1.6 tokens/forward, 1.7 with MR; lookup without training finds 2.0; {SLOW_HERE}",

@@ -451,9 +451,9 @@ DEEP_OPTIONS: dict[str, Options] = {
     "lookahead": {"window": 3, "ngram": 4, "guesses": 3},
     "assd": {"k": 5, "ahead": "every"},
     "stepwise": {"block": 2},
-    "ssd": {"block": 2, "drafts": 5},
+    "ssd": {"block": 2, "drafts": 5, "tree": "mixed"},
     "block-stepwise": {"block": 3},
-    "block-ssd": {"block": 3, "drafts": 5},
+    "block-ssd": {"block": 3, "drafts": 5, "tree": "mixed"},
     "s2d2-exact": {"k": 5, "ahead": "every"},
 }
 # The same at temperature 0, where blocks may be long.
@@ -467,9 +467,9 @@ GREEDY_OPTIONS: dict[str, Options] = {
     "assd": {"k": 8, "ahead": "every"},
     "s2d2-exact": {"k": 8, "ahead": "every"},
     "stepwise": {"block": 9},
-    "ssd": {"block": 9, "drafts": 5},
+    "ssd": {"block": 9, "drafts": 5, "tree": "mixed"},
     "block-stepwise": {"block": 8},
-    "block-ssd": {"block": 8, "drafts": 5},
+    "block-ssd": {"block": 8, "drafts": 5, "tree": "mixed"},
 }
 DEEP_SEED = 1
 # Those that draw their drafts have far more ways to the same text: their laws must be narrow.
