@@ -636,6 +636,30 @@ READINGS = {
         "forwards yes, time hardly",
         "quality is the same within errors; 1.0 times by wall time, s2d2-exact 1.4 times",
     ),
+    "ASSD-table-5": (
+        "forwards yes, time no",
+        f"k = 2 saves nothing, from 5 on k does not matter; {SLOW_HERE}",
+    ),
+    "ASSD-table-8": (
+        "yes",
+        "tolerance saves little below 0.05; the law is another: it says approximate",
+    ),
+    "SpecDiff-figure-3": (
+        "in kind",
+        "drafts are often rejected at once, and sometimes accepted long",
+    ),
+    "S2D2-table-3": (
+        "no",
+        "always verifying finds 1.9 tokens/forward at both thresholds; edits repair little",
+    ),
+    "S2D2-table-5": (
+        "in kind",
+        "dynamic finds more per forward; this model does not spoil by B = 32",
+    ),
+    "S2D2-table-6": ("yes", "spans of 1 to 4 are alike, 8 is slower"),
+    "S2D2-table-7": ("yes", "0 is best; the same text at 1.2 to 1.4 times by wall time"),
+    "S2D2-table-10": ("in kind", "learns too little in so short a text"),
+    "pcLLM-figure-4": ("no", f"n beyond 8 finds nothing more in texts this short; {SLOW_HERE}"),
     "S2D2-table-11": ("yes", "nothing clear at this count"),
     "pcLLM-figure-6": ("no plateau", "a CPU is bound by arithmetic from a few tokens on"),
     "pcLLM-table-1": (
