@@ -262,12 +262,13 @@ class World:
             raise KeyboardInterrupt
 
         ticket.on_change = interrupted
-        for _ in range(4):
-            try:
+        try:
+            for _ in range(4):
                 self.step(1)
-            except KeyboardInterrupt:
-                break
-        ticket.on_change = told
+        except KeyboardInterrupt:
+            pass
+        finally:  # a step may fail for another reason: that is what is looked for
+            ticket.on_change = told
         self.compare_finished()
 
     def fail_a_forward(self) -> None:
