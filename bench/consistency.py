@@ -152,15 +152,14 @@ def cell(seeds: list[Row], key: str, form: str = ".2f") -> str:
 
 def table(rows: list[Row]) -> list[str]:
     head = ["recipe", "steps", "seeds", "held-out loss", *DECODED.values()]
-    head += ["its text's nats", "entropy", "parse"]
+    head += ["its text's nats", "entropy"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for seeds in group_by_recipe(rows):
         recipe = seeds[0]["recipe"]
         steps = seeds[0]["steps"] or ""
-        parse = f"{np.mean([row['parses'] for row in seeds]):.0%}"
         cells = [recipe, f"{steps}", f"{len(seeds)}", cell(seeds, "loss", ".3f")]
         cells += [cell(seeds, key) for key in (*DECODED, "nats", "entropy")]
-        lines.append(f"| {' | '.join([*cells, parse])} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 

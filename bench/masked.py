@@ -1,7 +1,9 @@
-"""The numbers of docs/masked.md:  python bench/masked.py DATA [--count N]
+"""The counts of docs/masked.md:  python bench/masked.py DATA [--count N]
 
 DATA is a folder of .py files or a .jsonl[.xz] corpus; prompts are 64 tokens of its held-out
 documents, 64 more are decoded. Writes docs/masked.json, the tables of the page and its picture.
+Without DATA, the tables are written anew from docs/masked.json. SSD and all speeds are measured by
+`bench/papers.py`, in turns.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,110 +26,55 @@ from forerun.train.data import held_out_windows
 Row = dict[str, Any]  # as docs/masked.json holds it
 
 
-def measure(
-    model: forerun.Model, prompts: list[list[int]], timed: bool = False, **options: Any
-) -> Row:
-    """Tokens per forward on all prompts, decoded together; with `timed`, tokens per second on a few
-    of them, one by one."""
+def measure(model: forerun.Model, prompts: list[list[int]], **options: Any) -> Row:
+    """Tokens per forward on all prompts, decoded together."""
     results = model.generate_all(prompts, max_tokens=64, ignore_eos=True, **options)
     tokens = sum(r.stats.tokens for r in results)
     forwards = sum(r.stats.forwards for r in results)
+    by_prompt = [r.stats.tokens_per_forward for r in results]
     lengths: Counter[int] = Counter()
     for result in results:
         lengths.update(result.stats.acceptance_histogram)
-    row = {
+    return {
         **{
             name: value.name if isinstance(value, forerun.Model) else value
             for name, value in options.items()
         },
         "tokens/forward": tokens / forwards,
-        "saved": 1 - forwards / tokens,
+        "error": statistics.stdev(by_prompt) / len(by_prompt) ** 0.5,
         "draft forwards": sum(r.stats.draft_forwards for r in results),
         "accepted": dict(sorted(lengths.items())),
-        "outputs": [r.token_ids for r in results],
     }
-    if timed:
-        row["tokens/s"] = tokens_per_second(model, prompts[:4], **options)
-    return row
-
-
-def tokens_per_second(model: forerun.Model, prompts: list[list[int]], **options: Any) -> float:
-    """At batch 1; the median of three turns."""
-    rates = []
-    for _ in range(3):
-        tokens = 0
-        began = time.perf_counter()
-        for prompt in prompts:
-            [result] = model.generate_all([prompt], max_tokens=48, ignore_eos=True, **options)
-            tokens += result.stats.tokens
-        rates.append(tokens / (time.perf_counter() - began))
-    return statistics.median(rates)
-
-
-def add_speedups(rows: list[Row], reference: Row) -> None:
-    """Of the rows that were timed, over the reference."""
-    for row in rows:
-        timed = "tokens/s" in row
-        row["speed-up"] = row["tokens/s"] / reference["tokens/s"] if timed else None
-
-
-def self_speculation(prompts: list[list[int]]) -> list[Row]:
-    model = forerun.load("zoo:masked", lanes=len(prompts))
-    rows = []
-    for cache in ("none", "dual"):
-        common = dict(block=8, cache=cache, refresh=8)
-        reference = measure(model, prompts, timed=True, method="stepwise", **common)
-        variants = [dict(drafts=n, tree=tree) for tree in ("chain", "mixed") for n in (3, 4, 5)]
-        variants.append(dict(drafts=4, worth=0.3))
-        measured = [reference]
-        for variant in variants:
-            timed = variant["drafts"] == 4
-            measured.append(measure(model, prompts, timed, method="ssd", **variant, **common))
-        for row in measured:
-            row["same"] = row["outputs"] == reference["outputs"]
-        add_speedups(measured, reference)
-        rows += measured
-    for options in (
-        dict(method="threshold"),
-        dict(method="steps", steps=4),
-        dict(method="entropy-bounded"),
-    ):
-        rows.append(measure(model, prompts, block=8, **options))
-    return rows
 
 
 def drafting(prompts: list[list[int]]) -> list[Row]:
     target = forerun.load("zoo:ar", lanes=len(prompts))
     masked = forerun.load("zoo:masked", lanes=len(prompts))
     filler = forerun.load("zoo:any-subset", lanes=len(prompts))
-    rows = []
-    for temperature in (0.0, 1.0):
-        measured = []
-        for timed, options in drafting_options(masked, filler, temperature):
-            measured.append(measure(target, prompts, timed, temperature=temperature, **options))
-        add_speedups(measured, reference=measured[0])
-        rows += measured
-    return rows
+    return [
+        measure(target, prompts, temperature=temperature, **options)
+        for temperature in (0.0, 1.0)
+        for options in drafting_options(masked, filler, temperature)
+    ]
 
 
 def drafting_options(
     masked: forerun.Model, filler: forerun.Model, temperature: float
-) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """Whether seconds are taken, and the options; plain decoding first."""
-    yield True, dict(method="ar")
+) -> Iterator[dict[str, Any]]:
+    """Plain decoding first."""
+    yield dict(method="ar")
     for draft in (masked, filler):
         for k in (4, 8, 15, 20):
             for steps in (1, 2, 4):
-                timed = steps == 1 and k <= 8
-                yield timed, dict(method="specdiff", draft=draft, k=k, steps=steps)
+                yield dict(method="specdiff", draft=draft, k=k, steps=steps)
     best = dict(method="specdiff", draft=masked, k=8)
-    yield True, dict(best, adapt=True)
-    yield True, dict(best, keep=True)
+    yield dict(best, adapt=True)
+    yield dict(best, keep=True)
     if temperature:
         for draft_temperature in (0.8, 1.2):
-            yield False, dict(best, draft_temperature=draft_temperature)
-    yield True, dict(method="speculative", draft="zoo:drafter", k=8)
-    yield True, dict(method="lookup")
+            yield dict(best, draft_temperature=draft_temperature)
+    yield dict(method="speculative", draft="zoo:drafter", k=8)
+    yield dict(method="lookup")
 
 
 def limits(prompts: list[list[int]]) -> list[Row]:
@@ -172,46 +118,9 @@ def draw(rows: list[Row]) -> None:
     figure.savefig(DOCS / "masked.png", dpi=120)
 
 
-def number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
-
-
-def ssd_table(rows: Sequence[Row]) -> list[str]:
-    head = (
-        "method",
-        "cache",
-        "N",
-        "tree",
-        "tokens/forward",
-        "forwards saved",
-        "tokens/s",
-        "speed-up",
-        "same output",
-    )
-    cells = []
-    for row in rows:
-        tree = row.get("tree", "mixed") if row["method"] == "ssd" else ""
-        if "worth" in row:
-            tree += ", worth 0.3"
-        cells.append(
-            [
-                row["method"],
-                row.get("cache", "none"),
-                row.get("drafts", ""),
-                tree,
-                f"{row['tokens/forward']:.2f}",
-                f"{row['saved']:.0%}",
-                number(row.get("tokens/s"), ".0f"),
-                number(row.get("speed-up"), ".2f"),
-                {None: "", True: "yes", False: "no"}[row.get("same")],
-            ]
-        )
-    return table(head, cells)
 
 
 def limits_table(limits: Sequence[Row]) -> list[str]:
@@ -224,6 +133,10 @@ def limits_table(limits: Sequence[Row]) -> list[str]:
     return table(head, cells)
 
 
+def error_words(row: Row) -> str:
+    return f" ± {row['error']:.2f}" if "error" in row else ""
+
+
 def specdiff_table(rows: Sequence[Row]) -> list[str]:
     head = (
         "temperature",
@@ -233,8 +146,6 @@ def specdiff_table(rows: Sequence[Row]) -> list[str]:
         "T",
         "tokens/target forward",
         "draft forwards",
-        "tokens/s",
-        "over ar",
     )
     cells = []
     for row in rows:
@@ -246,49 +157,42 @@ def specdiff_table(rows: Sequence[Row]) -> list[str]:
                 row.get("draft", ""),
                 row.get("k", ""),
                 row.get("steps", ""),
-                f"{row['tokens/forward']:.2f}",
+                f"{row['tokens/forward']:.2f}" + error_words(row),
                 row["draft forwards"] or "",
-                number(row.get("tokens/s"), ".0f"),
-                number(row.get("speed-up"), ".2f"),
             ]
         )
     return table(head, cells)
 
 
 def tables(report: dict[str, Any]) -> str:
-    note = (
-        "tokens/forward on all prompts, tokens/s on four of them at batch 1, median of three turns"
-    )
+    count = report["count"]
+    about = f"{report['machine']}; {count} prompts of 64 tokens, 64 decoded, seed 0"
+    few = f"the first table: {min(count, 6)} of them"
     lines = [
-        *ssd_table(report["ssd"]),
-        "",
         *limits_table(report["limits"]),
         "",
         *specdiff_table(report["specdiff"]),
         "",
-        f"`python bench/masked.py DATA --count {report['count']}`: {report['machine']}; {note}.",
+        f"`python bench/masked.py DATA --count {count}`: {about}; {few}.",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("data")
+    parser.add_argument("data", nargs="?")
     parser.add_argument("--count", type=int, default=16)
-    parser.add_argument("--only-ssd", action="store_true", help="measure only SSD anew")
     arguments = parser.parse_args()
-    tokenizer = zoo.tokenizer()
-    prompts = held_out_windows(arguments.data, tokenizer, arguments.count, 64).tolist()
-    report: dict[str, Any] = (
-        json.loads((DOCS / "masked.json").read_text()) if arguments.only_ssd else {}
-    )
-    report |= {"machine": machine(), "count": arguments.count, "ssd": self_speculation(prompts[:8])}
-    if not arguments.only_ssd:
+    report: dict[str, Any] = {}
+    if arguments.data is None:
+        report = json.loads((DOCS / "masked.json").read_text())
+    else:
+        windows = held_out_windows(arguments.data, zoo.tokenizer(), arguments.count, 64)
+        prompts = windows.tolist()
+        report = {"machine": machine(), "count": arguments.count}
         report |= {"limits": limits(prompts), "specdiff": drafting(prompts)}
         draw(report["specdiff"])
-    for row in (*report["ssd"], *report["specdiff"]):
-        row.pop("outputs", None)
-    (DOCS / "masked.json").write_text(json.dumps(report, indent=1))
+        (DOCS / "masked.json").write_text(json.dumps(report, indent=1))
     write_tables("masked.md", tables(report))
 
 

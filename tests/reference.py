@@ -112,6 +112,45 @@ def reads_whole(mask: int, shifted: bool = False) -> Reading:
     return read
 
 
+@dataclass(frozen=True)
+class Policy:
+    """A cache policy of a masked model. Rows outside the block hold what they saw when everything
+    was last computed: at the block's first decision, and after every `refresh` decisions of it."""
+
+    name: str  # prefix: what lies before the block is outside; dual: what lies after it too
+    block: int
+    refresh: int
+    mask: int
+    shifted: bool = False
+
+
+def reads_stale(policy: Policy, blanks: Sequence[int]) -> Reading:
+    """A canvas under a policy. `decided` is in the order of the decisions, so that what was decided
+    at the last refresh can be told."""
+
+    def read(given: Mapping[int, int], decided: Mapping[int, int], length: int, at: int) -> View:
+        block = blanks.index(at) // policy.block
+        members = blanks[block * policy.block :][: policy.block]
+        here = sum(position in members for position in decided)
+        behind = here % policy.refresh
+        fresh = dict(list(decided.items())[: len(decided) - behind])
+        last = max(members) if policy.name == "dual" else length - 1
+        inside = range(max(members[0] - policy.shifted, 0), last + 1)
+        outside = [i for i in range(length) if i not in inside]
+        order = [*outside, *inside]
+        # Two copies of the canvas, then and now: rows outside the block are the old ones, and see
+        # the old canvas; those inside are the new ones.
+        old = [(i, {**given, **fresh}.get(i, policy.mask)) for i in order]
+        new = [(i, {**given, **decided}.get(i, policy.mask)) for i in order]
+        n = len(outside)
+        now = [*range(n), *range(length + n, 2 * length)]
+        sees = [range(length)] * length + [now] * length
+        speaker = order.index(max(at - policy.shifted, 0))
+        return View([*old, *new], sees, length + speaker)
+
+    return read
+
+
 def reads_one_by_one(mask: int, finished: int = 1, shifted: bool = False) -> Reading:
     """A block model from left to right. Finished blocks of `finished` tokens see themselves whole;
     later tokens see all before them. A mask behind the text speaks; in a shifted model the last
@@ -419,10 +458,22 @@ def blocks_of_text(block: int, part: int | None = None, alone: bool = False) -> 
     return open_blanks
 
 
-def decision(laws_NV: np.ndarray, own_NV: np.ndarray) -> np.ndarray:
+def decision(laws_NV: np.ndarray, own_NV: np.ndarray, order: str = "confidence") -> np.ndarray:
     """The law [N, V] of which blank is decided and as what. Every blank draws from its law; the
-    token that the model's own law finds likeliest is decided, of equals the first."""
+    token that the model's own law finds likeliest is decided, of equals the first.
+
+    In order of entropy or margin, the blank with the least entropy, or with the largest lead of its
+    likeliest token over the next, is decided, whatever it draws.
+    """
     chances_NV = np.array(laws_NV)
+    if order != "confidence":
+        sorted_NV = np.sort(own_NV, 1)
+        logs_NV = np.log(np.where(own_NV > 0, own_NV, 1.0))
+        entropy_N = -(own_NV * logs_NV).sum(1)
+        margin_N = sorted_NV[:, -1] - sorted_NV[:, -2]
+        first = int(np.argmin(entropy_N) if order == "entropy" else np.argmax(margin_N))
+        chances_NV[np.arange(len(own_NV)) != first] = 0
+        return chances_NV
     for i, own_V in enumerate(own_NV):
         for token, confidence in enumerate(own_V):
             for j, other_V in enumerate(own_NV):
@@ -446,12 +497,20 @@ def finished_output(
     return tokens
 
 
-def stepwise(table: Table, reading: Reading, asked: Request, open_blanks: OpenBlanks) -> Law:
+def stepwise(
+    table: Table,
+    reading: Reading,
+    asked: Request,
+    open_blanks: OpenBlanks,
+    in_order: bool = False,
+    by: str = "confidence",
+) -> Law:
     """Decoding in order of confidence, one blank at a time. Penalties look back on everything that
     is decided, wherever it stands."""
     blanks = asked.blanks
     finished: Law = defaultdict(float)
-    # A model that looks at the whole canvas does not know in which order it was filled.
+    # A model that looks at the whole canvas does not know in which order it was filled, unless some
+    # of what it looks at is old.
     states: dict[tuple[tuple[int, int], ...], float] = {(): 1.0}
     while states:
         later: dict[tuple[tuple[int, int], ...], float] = defaultdict(float)
@@ -468,8 +527,10 @@ def stepwise(table: Table, reading: Reading, asked: Request, open_blanks: OpenBl
                 logits_V = table.logits(reading(asked.given, decided, len(asked.canvas), at))
                 laws.append(token_law(logits_V, asked, decided, blanks.index(at)))
                 own.append(own_law(logits_V, asked, decided, at))
-            for i, token in np.argwhere(chances_NV := decision(np.array(laws), np.array(own))):
-                after = tuple(sorted({**decided, candidates[i]: int(token)}.items()))
+            chances_NV = decision(np.array(laws), np.array(own), by)
+            for i, token in np.argwhere(chances_NV):
+                after = tuple({**decided, candidates[i]: int(token)}.items())
+                after = after if in_order else tuple(sorted(after))
                 later[after] += probability * chances_NV[i, token]
         states = dict(later)
     return dict(finished)

@@ -33,8 +33,35 @@ def test_a_result_says_what_it_promises(tiny_model):
         "model",
         "guarantee",
         "reference",
+        "reason",
         "stats",
     }
+
+
+CACHED = dict(max_tokens=4, block=2, cache="dual")
+
+
+@pytest.mark.parametrize("method", ["stepwise", "ssd", "threshold"])
+def test_a_guarantee_knows_its_options(method):
+    m = model("masked")
+    cached = m.generate([5, 6], method=method, **CACHED)
+    assert cached.guarantee == "approximate" and "last refresh" in cached.reason
+    assert ("identical to stepwise under the same cache" in cached.reason) == (method == "ssd")
+    plain = m.generate([5, 6], method=method, max_tokens=4, block=2)
+    always_fresh = m.generate([5, 6], method=method, **CACHED, refresh=1)
+    for result in (plain, always_fresh):
+        assert (result.guarantee == "exact") == (method != "threshold")
+        assert "refresh" not in result.reason
+    holes = m.infill(token_ids=[3, None, None, 4], method=method, block=2, cache="prefix")
+    assert holes.guarantee == "approximate" and "before the block" in holes.reason
+
+
+def test_a_causal_reading_is_approximate_to_a_model_of_blocks():
+    m = model("block")
+    how = dict(method="block-stepwise", max_tokens=4)
+    assert m.generate([5, 6], **how).guarantee == "exact"
+    read = m.generate([5, 6], causal="text", **how)
+    assert read.guarantee == "approximate" and "blocks of one token" in read.reason
 
 
 def test_exactly_max_tokens_come(tiny_model):

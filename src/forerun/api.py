@@ -482,7 +482,7 @@ class Model:
                 if not several:
                     raise
                 request = plan.request
-                promise = promise_of(request.method, self.name)
+                promise = promise_of(request.method, request.options, self.name)
                 result = failed_result(error, promise)
                 completions.append(Failed([result] * request.sampling.n))
         if record:
@@ -623,7 +623,7 @@ class Model:
             except ForerunError as error:
                 if not texts.several:
                     raise
-                promise = promise_of(request.method, self.name)
+                promise = promise_of(request.method, request.options, self.name)
                 infillings.append(Failed([failed_infilling(error, promise)]))
         if record:
             record_all(infillings)

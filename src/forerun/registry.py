@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints
 
 from forerun.errors import BadOption, NotAble, unknown
 
@@ -38,6 +38,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "ancestral": "forerun.methods.ancestral:ancestral",
         "specdiff": "forerun.methods.specdiff:specdiff",
         "specdiff-confidence": "forerun.methods.specdiff:confidence_specdiff",
+        "specdiff-ddpm": "forerun.methods.specdiff:ddpm_specdiff",
         "jacobi": "forerun.methods.jacobi:jacobi",
         "multiblock": "forerun.methods.multiblock:multiblock",
         "lookahead": "forerun.methods.lookahead:lookahead",
@@ -55,6 +56,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "predicted": "forerun.drafters.predicted:PredictedDrafter",
         "diffusion": "forerun.drafters.diffusion:DiffusionDrafter",
         "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
+        "ddpm_cache": "forerun.drafters.diffusion:DdpmCacheDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",
     },
     "routers": {
@@ -99,6 +101,24 @@ class Capable(Protocol):
     def can(self, capability: Any) -> bool: ...
 
 
+class Departure(NamedTuple):
+    """An option that makes an exact method read its model otherwise than the model is defined."""
+
+    option: str
+    reason: str
+
+
+Departs = Callable[[Any], Departure | None]  # of a method's options
+
+
+class Claim(NamedTuple):
+    """What a method promises with the options that it was given."""
+
+    guarantee: str  # one of GUARANTEES
+    reference: str  # the method whose law (or tokens) it has, or comes close to
+    reason: str = ""  # why it is approximate, and what it equals all the same
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """For methods that have none."""
@@ -121,6 +141,20 @@ class Method:
     options_type: type | None = None
     target_types: tuple[type[Capability], ...] = ()
     left_to_right: bool = False  # is every blank decided after all before it?
+    departs: Departs | None = None  # which options make it approximate to the model
+
+    def claim(self, options: object) -> Claim:
+        """What it promises with these options, an instance of `self.options`."""
+        departure = self.departs(options) if self.departs is not None else None
+        if departure is None:
+            return Claim(self.guarantee, self.reference, self.reason)
+        reason = f"approximate to the model: {departure.reason}"
+        if self.guarantee == "approximate":
+            reason = f"{self.reason}; {departure.reason}"
+        elif self.name != self.reference:
+            same = f"identical to {self.reference} under the same {departure.option}"
+            reason = f"{same}; {reason}"
+        return Claim("approximate", self.reference, reason)
 
     @property
     def summary(self) -> str:
@@ -182,11 +216,12 @@ def method(  # noqa: PLR0913 - keywords of a public function
     reason: str = "",
     needs: tuple[type[Any], ...] = (),
     left_to_right: bool | None = None,
+    departs: Departs | None = None,
 ) -> Callable[[Run], Method]:
     """Make a decoding method of an async function `(seq, target, options[, drafter])`.
 
     It is `left_to_right` if it decides every blank after all before it; not given, if its reference
-    is.
+    is. `departs` tells, of its options, which one makes it approximate to the model, if any does.
     """
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
@@ -194,7 +229,9 @@ def method(  # noqa: PLR0913 - keywords of a public function
     ordered = reference in LEFT_TO_RIGHT if left_to_right is None else left_to_right
 
     def define(run: Run) -> Method:
-        made = Method(name, run, guarantee, reference, drafter, reason, options, needs, ordered)
+        made = Method(
+            name, run, guarantee, reference, drafter, reason, options, needs, ordered, departs
+        )
         _defined[name] = made
         return made
 

@@ -39,8 +39,13 @@ def left_to_right_law(numbers, family, size, asked):
 
 
 @cache
-def stepwise_law(numbers, family, asked, block, sub_block, causal):
+def stepwise_law(numbers, family, asked, block, sub_block, causal, cache, refresh, by):
     kind, mask, shifted, largest = family
+    if kind is Masked and cache != "none":
+        policy = reference.Policy(cache, block or 8, refresh, mask, shifted)
+        reading = reference.reads_stale(policy, asked.request.blanks)
+        order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
+        return reference.stepwise(numbers, reading, asked.request, order, in_order=True, by=by)
     if kind is Masked:
         reading = reference.reads_whole(mask, shifted)
         order = reference.blocks_of_blanks(asked.request.blanks, block or 8)
@@ -48,7 +53,7 @@ def stepwise_law(numbers, family, asked, block, sub_block, causal):
         reading = reference.reads_in_blocks(mask, block or largest, shifted, causal)
         alone = shifted and causal == "nothing"
         order = reference.blocks_of_text(block or largest, sub_block, alone)
-    return reference.stepwise(numbers, reading, asked.request, order)
+    return reference.stepwise(numbers, reading, asked.request, order, by=by)
 
 
 class Asked:
@@ -98,7 +103,9 @@ def law(
         return left_to_right_law(numbers, kind, size, asked)
     options = method_options or {}
     blocks = options.get("block"), options.get("sub_block"), options.get("causal", "nothing")
-    return stepwise_law(numbers, kind, asked, *blocks)
+    caches = options.get("cache", "none"), options.get("refresh", 8)
+    by = options.get("order", "confidence")
+    return stepwise_law(numbers, kind, asked, *blocks, *caches, by)
 
 
 @cache

@@ -345,7 +345,8 @@ def test_whatever_a_drafter_is_told_the_law_is_the_targets(option):
     assert_certified(certify_case("specdiff", target, [0, 1], temperature=1.0, **how))
 
 
-def test_a_draft_in_order_of_confidence_is_exact_at_temperature_0_and_biased_above():
+@pytest.mark.parametrize("method", ["specdiff-confidence", "specdiff-ddpm"])
+def test_a_draft_that_knows_its_right_is_exact_at_temperature_0_and_biased_above(method):
     """The trap: laws as they were when each token was revealed, in an order that is not left to
     right."""
     target = TableBackbone(vocab=4, seed=1)
@@ -357,10 +358,8 @@ def test_a_draft_in_order_of_confidence_is_exact_at_temperature_0_and_biased_abo
         logit_bias={3: -1e6},
         method_options={"k": 2, "steps": 2},
     )
-    assert_certified(certify_case("specdiff-confidence", target, [0, 1], temperature=0.0, **how))
-    assert (
-        certify_case("specdiff-confidence", target, [0, 1], temperature=1.0, **how).distance > 1e-3
-    )
+    assert_certified(certify_case(method, target, [0, 1], temperature=0.0, **how))
+    assert certify_case(method, target, [0, 1], temperature=1.0, **how).distance > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -376,7 +375,7 @@ def test_certification_shows_that_an_approximate_method_is_one(method):
         with pytest.raises(NotAble, match="no law that it claims"):
             standard_cases(method)
     else:
-        assert max(case().distance for case in standard_cases(method)) > 1e-2
+        assert max(case().distance for case in standard_cases(method)) > 1e-3
 
 
 def test_a_tolerance_changes_the_law():

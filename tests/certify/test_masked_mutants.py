@@ -17,6 +17,7 @@ from forerun.sequence.rows import HI, HORIZON, LO, Plan
 from tests.helpers import caught
 
 TARGET = TableBackbone(vocab=3, seed=1)
+MIXED = {"drafts": 3, "tree": "mixed"}
 
 
 class Loose(dict):
@@ -36,7 +37,7 @@ class Loose(dict):
 def certificates():
     return (
         certify_case(
-            "ssd", TARGET, hole, mask=2, temperature=t, method_options={"block": block, "drafts": 3}
+            "ssd", TARGET, hole, mask=2, temperature=t, method_options=dict(MIXED, block=block)
         )
         for hole in (
             [None, 0, None, None, 1],
@@ -78,44 +79,46 @@ def test_without_a_mutant_the_checks_pass():
 def test_drafts_that_are_never_compared_are_caught():
     assert with_loop(
         "if (node, choices[-1]) in leads:\n            path.append(leads[node, choices[-1]])",
-        "if node < len(draft):\n            path.append(node + 1)",
+        "if node + 1 < len(nodes):\n            path.append(node + 1)",
     )
 
 
 def test_a_verdict_on_the_token_without_its_position_is_caught():
     assert with_loop(
-        "leads = plant_tree(draft, options.tree)",
-        "leads = plant_tree(draft, options.tree); leads = Loose(leads, lambda placed: placed[1])",
+        "leads = plant_tree(guesses, order, options)",
+        "leads = plant_tree(guesses, order, options); "
+        "leads = Loose(leads, lambda placed: placed[1])",
     )
 
 
 def test_a_verdict_on_the_position_without_its_token_is_caught():
     assert with_loop(
-        "leads = plant_tree(draft, options.tree)",
-        "leads = plant_tree(draft, options.tree); leads = Loose(leads, lambda placed: placed[0])",
+        "leads = plant_tree(guesses, order, options)",
+        "leads = plant_tree(guesses, order, options); "
+        "leads = Loose(leads, lambda placed: placed[0])",
     )
 
 
 def test_a_node_of_the_mixed_tree_that_lacks_its_draft_is_caught(monkeypatch):
-    def wrong(draft, tree):
-        nodes, leads = original(draft, tree)
-        return [node[:-1] if i > len(draft) else node for i, node in enumerate(nodes)], leads
+    def wrong(guesses, most):
+        nodes, leads = original(guesses, most)
+        return [node[:-1] if i > len(guesses) else node for i, node in enumerate(nodes)], leads
 
-    original = ssd_file.plant_tree
-    monkeypatch.setattr(ssd_file, "plant_tree", wrong)
+    original = ssd_file.mixed
+    monkeypatch.setattr(ssd_file, "mixed", wrong)
     assert any_caught()
 
 
 def test_blanks_of_the_next_block_among_the_open_ones_are_caught():
     assert with_loop(
-        "stepwise_choice(seq, open_at[node], laws)",
-        "stepwise_choice(seq, look_at[node], answers[node])",
+        "stepwise_choice(seq, open_at[node], laws, order.by)",
+        "stepwise_choice(seq, look_at[node], answers[node], order.by)",
     )
 
 
 def test_the_least_sure_blank_first_is_caught(monkeypatch):
-    def least(count):
-        rule = most_confident(count)
+    def least(count, by):
+        rule = most_confident(count, by)
         return lambda where, law, own, sample: rule(where, law, 1 - own, sample)
 
     monkeypatch.setattr(ssd_file, "most_confident", least)
@@ -127,7 +130,7 @@ def test_the_least_sure_blank_first_is_caught_in_the_reference_too(monkeypatch):
     monkeypatch.setattr(
         stepwise_file,
         "most_confident",
-        lambda count: lambda where, law, own, sample: rule(where, law, 1 - own, sample),
+        lambda count, by: lambda where, law, own, sample: rule(where, law, 1 - own, sample),
     )
     assert caught(
         certify_case(

@@ -250,6 +250,18 @@ def test_certify_enumerates_without_a_model():
     assert result.exit_code == 0 and json.loads(result.stdout)["verdict"] == "holds"
 
 
+def test_certify_of_a_cache_says_what_holds_and_what_does_not():
+    dual = ("certify", "--method", "ssd", "--cache", "dual")
+    enumerated = run(*dual)
+    assert enumerated.exit_code == 0 and "holds" in enumerated.stdout
+    for words in ("identical to stepwise under the same cache", "approximate to the model"):
+        assert words in " ".join(enumerated.stdout.split())
+    on_a_model = run(*dual, "--model", "tiny:masked", "--temperature", "0", "--json")
+    found = json.loads(on_a_model.stdout)
+    assert found["verdict"] == "holds"
+    assert "identical to stepwise under the same cache" in found["reference"]
+
+
 def test_certify_tests_on_a_model_and_prints_its_power():
     result = run(
         "certify", "--method", "speculative", "--model", "tiny", "--draft", "tiny:llama:1", "--json"
@@ -293,7 +305,7 @@ def test_certify_tests_on_a_model_and_prints_its_power():
         (["certify", "--method", "ar", "--model", "tiny", "--alpha", "2"], "alpha"),
         (["trace", "/no/file"], "does not exist"),
         (["methods", "nope"], "unknown"),
-        (["certify", "--method", "lookup", "--k", "3"], "only with --model"),
+        (["certify", "--method", "lookup", "--k", "33"], "no table model is enumerated"),
         (["certify", "--method", "ar", "--model", "tiny", "--max-sequences", "0"], "max_sequences"),
         (
             ["generate", "x", "--model", "tiny", "--method", "lookup", "--k"],

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
+from forerun.drafters.diffusion import reveal_chances
 from forerun.drafters.lookup import continuation
-from tests.helpers import fresh
+from tests.helpers import fresh, model
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,34 @@ def test_a_token_after_no_draft_is_sampled_and_no_bonus():
             assert event.forward not in drafted_at
     assert fixed.trace[0].reason == "sampled"
     assert sum(len(event.tokens) for event in fixed.trace) == 12
+
+
+def test_the_reverse_process_reveals_with_the_schedules_probabilities():
+    """After step i of T a share of i / T is revealed; what is left at last, for certain."""
+    for steps in (1, 2, 5):
+        masked = 1.0
+        for step, chance in enumerate(reveal_chances(steps)[:-1], 1):
+            masked *= 1 - chance
+            assert masked == pytest.approx(1 - step / steps, abs=2e-5)
+        assert reveal_chances(steps)[-1] == 1.0
+
+
+def test_the_papers_drafter_takes_its_steps_and_writes_what_the_target_writes():
+    target, small = model("llama", torch.float64), model("masked", torch.float64)
+    plain = target.generate([5, 6, 7], max_tokens=12, ignore_eos=True)
+    for steps in (1, 2, 4):
+        how = dict(method="specdiff-ddpm", draft=small, k=6, steps=steps)
+        fast = target.generate([5, 6, 7], max_tokens=12, ignore_eos=True, **how)
+        assert fast.token_ids == plain.token_ids and fast.guarantee == "approximate"
+        drafts = len({event.forward for event in fast.trace if event.drafted})
+        assert fast.stats.draft_forwards <= (steps + 1) * drafts
+        assert steps > 1 or fast.stats.draft_forwards == drafts
+
+
+def test_alpha_counts_judged_tokens_only():
+    target = model("llama", torch.float64)
+    result = target.generate([5, 6, 5, 6, 5], method="lookup", max_tokens=16, ignore_eos=True)
+    verdicts = [event for event in result.trace if event.drafted]
+    accepted = sum(event.accepted for event in verdicts)
+    rejections = sum(bool(event.rejected) for event in verdicts)
+    assert result.stats.alpha == pytest.approx(accepted / (accepted + rejections))

@@ -1,13 +1,17 @@
 """Block diffusion: what a block says, every way to fill it, self-speculation and its routers,
 and editing."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
+import forerun
 from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NotAble
 from forerun.families.block import BlockSpan
+from forerun.methods.s2d2 import CONFIGURATIONS
 from forerun.options import Sampling
 from forerun.probability.logits import TokenHistory
 from forerun.sequence.canvas import BLANK, Canvas
@@ -425,7 +429,7 @@ def test_a_block_model_drafts_for_a_left_to_right_model(kind):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (dict(method="block", block=9), "at most 8"),
+        (dict(method="block", block=321), "at most 320"),
         (dict(method="block", block=0), "block=0"),
         (dict(method="block", sub_block=0), "sub_block"),
         (dict(method="block", causal="yes"), "causal"),
@@ -439,6 +443,10 @@ def test_a_block_model_drafts_for_a_left_to_right_model(kind):
         (dict(method="s2d2", bins="2,2"), "bins"),
         (dict(method="s2d2", on=0, off=1), "off"),
         (dict(method="s2d2", ratio_power=0), "ratio_power"),
+        (dict(method="s2d2", ratio_power=0.5), "does nothing at temperature 0"),
+        (dict(method="s2d2", accept="all"), "accept"),
+        (dict(method="s2d2", config="sdar-9b-A"), "sdar-8b-A"),
+        (dict(method="s2d2", config="sdar-8b-A", causal="prefix"), "leave one of them out"),
         (dict(method="s2d2-exact", k=17), "k=17"),
         (dict(method="s2d2-exact", ahead="none"), "ahead"),
         (dict(method="s2d2-canvases", drafts=6), "drafts"),
@@ -624,3 +632,58 @@ def test_batched_editing_equals_editing_alone():
     assert [r.token_ids for r in m.generate(PROMPTS, **how)] == [
         m.generate([p], **how)[0].token_ids for p in PROMPTS
     ]
+
+
+def test_a_block_larger_than_the_model_was_trained_for_runs_with_one_warning():
+    m = model("block", torch.float64)
+    for method in ("block-stepwise", "block", "block-ssd", "s2d2"):
+        with pytest.warns(UserWarning, match=r"block=16 is larger than the 8 tokens") as said:
+            result = m.generate([5, 6, 7], method=method, block=16, max_tokens=20, ignore_eos=True)
+        assert len(result.token_ids) == 20
+        assert len([one for one in said if "larger than" in str(one.message)]) == 1
+
+
+@pytest.mark.filterwarnings("ignore:block=")
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_papers_configurations_run_by_name(name):
+    m = model("block")
+    options = dict(CONFIGURATIONS[name])
+    how = dict(method="s2d2", max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
+    named = m.generate([5, 6, 7], config=name, **how)
+    assert named.token_ids == m.generate([5, 6, 7], **options, **how).token_ids
+    assert named.guarantee == "approximate"
+
+
+def test_the_authors_acceptance_is_random_at_temperature_0_and_says_so():
+    m = model("block", torch.float64)
+    how = dict(method="s2d2", max_tokens=16, ignore_eos=True)
+    greedy = [m.generate([5, 6, 7], seed=seed, **how).token_ids for seed in range(4)]
+    assert len(set(map(tuple, greedy))) == 1
+    drawn = [m.generate([5, 6, 7], seed=seed, accept="published", **how) for seed in range(4)]
+    assert len({tuple(result.token_ids) for result in drawn}) > 1
+    assert "accept=published" in drawn[0].reason
+    warm = dict(how, temperature=1.0, seed=2)
+    same = [
+        m.generate([5, 6, 7], accept=accept, **warm).token_ids for accept in ("law", "published")
+    ]
+    assert same[0] == same[1]
+    hard, soft = (
+        m.generate([5, 6, 7], accept="published", ratio_power=power, **how).stats
+        for power in (8.0, 0.01)
+    )
+    assert soft.forwards < hard.forwards
+
+
+def test_hysteresis_turns_on_and_off():
+    m = forerun.load("zoo:block", lanes=1)
+    result = m.generate(
+        "import os\n\n\ndef main(args):\n    ",
+        method="s2d2",
+        block=16,
+        router="hysteresis",
+        max_tokens=32,
+        ignore_eos=True,
+    )
+    verified = [bool(event.drafted) for event in result.trace if event.reason != "resampled"]
+    changes = sum(a != b for a, b in pairwise(verified))
+    assert changes >= 2

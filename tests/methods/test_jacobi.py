@@ -8,12 +8,12 @@ import forerun
 from forerun.drafters.recycled import MOST_KEYS, RunPool, path_to, tails_of, tree_of
 from forerun.errors import BadOption, NotAble
 from forerun.evaluate.prompts import CODE
-from forerun.families.causal import MAX_TAIL_TOKENS
+from forerun.families.causal import MAX_TAIL_TOKENS, Tail
 from forerun.methods.multiblock import BlockDraft, GuessTree, advance, said_after
 from forerun.probability.acceptance import descend_tree, rejection
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Descent
-from tests.helpers import ARCHITECTURES, PROMPTS, fresh, model
+from tests.helpers import ARCHITECTURES, PROMPTS, ask, fresh, model
 
 WAYS = [
     dict(method="jacobi", block=1),
@@ -157,7 +157,7 @@ def test_what_other_requests_rejected_can_be_recycled_at_temperature_0_only():
         (dict(method="multiblock", blocks=0), "blocks=0"),
         (dict(method="multiblock", spawn=1.5), "spawn=1.5"),
         (dict(method="multiblock", candidates=-1), "candidates=-1"),
-        (dict(method="multiblock", block=64, candidates=5), str(MAX_TAIL_TOKENS)),
+        (dict(method="multiblock", share=1), "share=1"),
         (dict(method="multiblock", refill=True), "blocks=1"),
         (dict(method="lookahead", ngram=2), "ngram=2"),
         (dict(method="lookahead", window=60), str(MAX_TAIL_TOKENS)),
@@ -258,3 +258,24 @@ def test_a_block_ahead_keeps_what_came_out_again():
     said = [9, 2, 3, 0, 5, 8, 7]
     first, ahead = advance(window, [1, 2, 3, 4, 5, 6], said[1:6], said, decided=1)
     assert first == BlockDraft([2, 3], stable=1) and ahead == BlockDraft([4, 5, 8], stable=2)
+
+
+def test_candidates_beyond_the_slots_behind_a_text_are_left_out():
+    """Text that fills the context leaves MAX_TAIL_TOKENS; shorter text leaves more."""
+    m = model("llama", torch.float64)
+    how = dict(max_tokens=40, ignore_eos=True)
+    plain = m.generate([5, 6, 5, 6, 5], **how)
+    wide = m.generate([5, 6, 5, 6, 5], method="multiblock", block=128, candidates=7, **how)
+    assert wide.token_ids == plain.token_ids
+
+    def fitting(target, seq):
+        tails = [Tail(0, [1] * 100) for _ in range(9)]
+
+        async def answer():
+            room = target.host.room - len(seq.text) - 1
+            assert len(target.fitting(seq, [1], tails)) == min(9, room // 100)
+            return await target.next_law(seq)
+
+        return answer()
+
+    ask(m, [5, 6, None], fitting)

@@ -48,6 +48,7 @@ CASES = {
         {"k": 4, "keep": True, **SAMPLED},
     ],
     "specdiff-confidence": [{"k": 4, "steps": 2}, {"k": 3, "steps": 3, **SAMPLED}],
+    "specdiff-ddpm": [{"k": 4, "steps": 2}, {"k": 3, "steps": 3, **SAMPLED}],
     "sequential": [PENALISED],
     "assd": [{"k": 3, "ahead": a} for a in ("none", "bonus", "every")]
     + [{"k": 4, "draft": "ngram"}, {"k": 4, "draft": "ngram", **SAMPLED}],
@@ -133,7 +134,7 @@ def line(method, table, options, tokens=PROMPTS, family=None):
     causal = method.split("-")[0] in CAUSAL
     m = table_model(target, family=family or (None if causal else family_of(method, MASK)))
     more = {"method": method, **NEEDED.get(method, {}), **options}
-    if method in ("speculative", "specdiff", "specdiff-confidence"):
+    if method in ("speculative", "specdiff", "specdiff-confidence", "specdiff-ddpm"):
         draft_family = None if method == "speculative" else Masked(MASK)
         draft = TableBackbone(VOCAB, seed=2, like=target, blend=0.8, cost=0.1)
         more |= {"draft": table_model(draft, family=draft_family), "logit_bias": {MASK: -1e6}}

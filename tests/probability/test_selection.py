@@ -100,13 +100,26 @@ def test_a_blank_that_draws_the_mask_stays_one():
     assert outcome.tokens[0, 0] == 0
 
 
-def test_blanks_are_worth_guessing_while_all_are_likely_right():
+def test_guesses_are_likeliest_tokens_with_what_they_are_ordered_by():
     law = two_outcomes(0.5, 0.9, 0.2, 0.9)
     where = torch.tensor([[0, 1, 2, -1]])
-    found = ranking(0.72)(where, law, Likeliest())
+    found = ranking()(where, law, Likeliest())
     assert found.tokens.tolist() == [[0, 0, 1, 0]]
-    assert found.order.tolist() == [[1, 2, 0, 3]]
-    assert found.worthwhile.tolist() == [2]  # 0.9, 0.72, 0.36
+    assert found.score.tolist() == found.confidence.tolist()
+    assert found.confidence[0].tolist() == pytest.approx([0.5, 0.9, 0.8, 0.0])
+    margins = ranking("margin")(where, law, Likeliest())
+    assert margins.score[0].tolist() == pytest.approx([0.0, 0.8, 0.6, 0.0])
+    assert margins.confidence.tolist() == found.confidence.tolist()
+
+
+def test_dreams_orders_look_at_the_law_and_not_at_what_was_drawn():
+    """By confidence the second, by margin the first, by entropy the third."""
+    law = torch.tensor([[[0.48, 0.1, 0.14, 0.14, 0.14], [0.5, 0.32, 0.06, 0.06, 0.06]]])
+    law = torch.cat([law, torch.tensor([[[0.49, 0.49, 0.02, 0.0, 0.0]]])], 1)
+    where = torch.tensor([[0, 1, 2]])
+    for order, first in (("confidence", 1), ("margin", 0), ("entropy", 2)):
+        chosen = most_confident(1, order)(where, law, law, Likeliest()).chosen
+        assert chosen.tolist() == [[i == first for i in range(3)]]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +130,7 @@ def test_blanks_are_worth_guessing_while_all_are_likely_right():
         (edits, 0.5),
         (entropy_bounded, 0.5),
         (reveal, 0.5),
-        (ranking, 0.5),
+        (ranking, "margin"),
         (tolerant, 0.5),
         (tempered_ratio, 0.5),
     ],

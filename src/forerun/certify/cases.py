@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -9,7 +11,7 @@ from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.certify.enumeration import Certificate, certify_case, check_table_families
 from forerun.certify.reference import Prompt
-from forerun.errors import NotAble
+from forerun.errors import BadOption, NotAble, unknown
 from forerun.families.any_subset import AnySubset, SubsetScorer
 from forerun.families.block import Block, BlockFiller
 from forerun.families.masked import CanvasFiller, Masked
@@ -158,6 +160,39 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
     return _with_outcomes(3, method, every)
 
 
+def cases_with(name: str, options: Options) -> list[Case]:
+    """Those of the standard cases that have these options of the method."""
+    method = registry.method_named(name)
+    defaults = {field.name: field.default for field in fields(method.options)}
+    for option in options:
+        if option not in defaults:
+            raise unknown(f"option of method={name!r}", option, defaults)
+    cases = [
+        case
+        for case in standard_cases(name)
+        if options.items() <= {**defaults, **(case.keywords.get("method_options") or {})}.items()
+    ]
+    if not cases:
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise BadOption(
+            f"{given}: no table model is enumerated with this; leave it out to enumerate all, or "
+            f"test it on a model with --model."
+        )
+    return cases
+
+
+def claims_of(name: str, cases: Sequence[Case]) -> list[registry.Claim]:
+    """What the method promises in these cases, each claim once."""
+    method = registry.method_named(name)
+    known = method.option_names()
+    claims: dict[registry.Claim, None] = {}
+    for case in cases:
+        given = case.keywords.get("method_options") or {}
+        options = {option: value for option, value in given.items() if option in known}
+        claims[method.claim(method.options(**options))] = None
+    return list(claims)
+
+
 def broad_cases(name: str) -> list[Case]:
     """Many drafts, options and prompts, with few tokens each."""
     method = registry.method_named(name)
@@ -252,6 +287,7 @@ ROUGH: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.0},
     "entropy-bounded": {"bound": 9.0},
     "specdiff-confidence": {"k": 2, "steps": 2},
+    "specdiff-ddpm": {"k": 2, "steps": 2},
     "block": {"threshold": 0.0},
     "s2d2": {"span": 3, "threshold": 0.0},
     "s2d2-canvases": {"span": 9, "threshold": 0.0},
@@ -309,7 +345,11 @@ def _cases_of_canvases(method: registry.Method) -> list[Case]:
     options: list[Options] = [{"block": b} for b in (1, 2, 9)]
     if "drafts" in method.option_names():
         options = [{"block": b, "drafts": n} for b in (1, 2, 9) for n in (0, 1, 2, 4)]
-        options += [{"block": 9, "drafts": 3, "tree": "chain"}, {"block": 9, "worth": 0.3}]
+        options += [
+            {"block": 9, "drafts": 3, "tree": "mixed"},
+            {"block": 9, "drafts": 3, "tree": "likeliest"},
+            {"block": 9, "worth": 0.3},
+        ]
     samplings: list[Options] = [{"temperature": t} for t in (1.0, 0.0, 2.0)] + [
         {"temperature": 0.5, "top_p": 0.8}
     ]
@@ -327,9 +367,42 @@ def _cases_of_canvases(method: registry.Method) -> list[Case]:
     # Two decisions in the other order need four blanks: one that is certain, the two, and one
     # behind them.
     four: Prompt = [None, None, 0, None, None]
-    return cases + [
+    cases += [
         case(method.name, target, four, mask=2, method_options={"block": block}, temperature=t)
         for block in (2, 9)
+        for t in (1.0, 0.0)
+    ]
+    orders: list[Options] = [{"order": order, "block": 9} for order in ("entropy", "margin")]
+    cases += [
+        case(method.name, target, four, mask=2, method_options=option, temperature=t)
+        for option in orders
+        for t in (1.0, 0.0)
+    ]
+    return cases + _cases_of_caches(method)
+
+
+def _cases_of_caches(method: registry.Method) -> list[Case]:
+    """Both policies, aligned and shifted, a block that ends with a refresh and one that a refresh
+    falls into. There are two blocks, so drafts cross a border."""
+    target = TableBackbone(vocab=3, seed=1)
+    options: list[Options] = [{"block": 2, "refresh": 8}, {"block": 3, "refresh": 2}]
+    if "drafts" in method.option_names():
+        options[0] |= {"drafts": 4, "tree": "mixed"}
+        options[1] |= {"drafts": 2, "tree": "likeliest"}
+    prompts: list[Prompt] = [[1, None, None, None, None], [None, None, 1, None, None]]
+    return [
+        case(
+            method.name,
+            target,
+            prompts[shifted],
+            mask=2,
+            family=Masked(2, shifted),
+            method_options={"cache": cache, **option},
+            temperature=t,
+        )
+        for cache in ("prefix", "dual")
+        for shifted in (False, True)
+        for option in options
         for t in (1.0, 0.0)
     ]
 
@@ -422,9 +495,9 @@ DEEP_OPTIONS: dict[str, Options] = {
     "lookahead": {"window": 3, "ngram": 4, "guesses": 3},
     "assd": {"k": 5, "ahead": "every"},
     "stepwise": {"block": 2},
-    "ssd": {"block": 2, "drafts": 5},
+    "ssd": {"block": 2, "drafts": 5, "tree": "mixed"},
     "block-stepwise": {"block": 3},
-    "block-ssd": {"block": 3, "drafts": 5},
+    "block-ssd": {"block": 3, "drafts": 5, "tree": "mixed"},
     "s2d2-exact": {"k": 5, "ahead": "every"},
 }
 # The same at temperature 0, where blocks may be long.
@@ -439,9 +512,9 @@ GREEDY_OPTIONS: dict[str, Options] = {
     "assd": {"k": 8, "ahead": "every"},
     "s2d2-exact": {"k": 8, "ahead": "every"},
     "stepwise": {"block": 9},
-    "ssd": {"block": 9, "drafts": 5},
+    "ssd": {"block": 9, "drafts": 5, "tree": "mixed"},
     "block-stepwise": {"block": 8},
-    "block-ssd": {"block": 8, "drafts": 5},
+    "block-ssd": {"block": 8, "drafts": 5, "tree": "mixed"},
 }
 DEEP_SEED = 1
 # Those that draw their drafts have far more ways to the same text: their laws must be narrow.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from forerun.families.base import Family
 from forerun.families.block import Block, BlockFiller
 from forerun.families.causal import Causal
 from forerun.families.masked import CanvasFiller, Masked
+from forerun.methods.block_order import CanvasBlockOptions, OrderedBlockOptions
 from forerun.probability.acceptance import Sampler
 from forerun.probability.distributions import total_variation
 from forerun.probability.noise import Noise, mix
@@ -236,9 +237,14 @@ def canvas_reading(
     if block is None and isinstance(family, Block):
         block = family.block
     assert family.mask_token is not None, "a model that fills blanks has a mask"
-    return CanvasReading(
+    reading = CanvasReading(
         target, family.mask_token, block, getattr(chosen, "sub_block", None), family
     )
+    if isinstance(chosen, CanvasBlockOptions):
+        reading = replace(reading, cache=chosen.cache, refresh=chosen.refresh)
+    if isinstance(chosen, OrderedBlockOptions):
+        reading = replace(reading, order=chosen.order)
+    return reading
 
 
 def law_by_definition(  # noqa: PLR0913 - as certify_case

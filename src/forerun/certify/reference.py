@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,6 +170,15 @@ def block_context(text: Rows, family: Block, size: int) -> tuple[int, list[int]]
     return n, [*digests, digest([*text, (n, family.mask_token)])]
 
 
+class KeptKeys(NamedTuple):
+    """A cache policy at one moment: the canvas that keys were last computed on, the block that it
+    was done for, and how many tokens have been decided since."""
+
+    state: State
+    block: int
+    since: int
+
+
 @dataclass(frozen=True)
 class CanvasReading:
     """How a model reads a canvas that is filled in any order."""
@@ -179,29 +188,73 @@ class CanvasReading:
     block: int
     sub_block: int | None
     family: Family | None
+    cache: str = "none"
+    refresh: int = 1
+    order: str = "confidence"
 
-    def context(self, state: State, position: int) -> tuple[int, list[int]]:
+    def context(
+        self, state: State, position: int, kept: KeptKeys | None, blanks: list[int]
+    ) -> tuple[int, list[int]]:
         """What the law of a blank depends on: the row that speaks of it and what that row sees."""
-        rows = [(i, self.mask if token is None else token) for i, token in enumerate(state)]
+        rows = self._rows(state)
         row = position - self.shifted
-        if not isinstance(self.family, Block):
+        if isinstance(self.family, Block):
+            end = min((row // self.block + 1) * self.block, len(rows))
+            return row, [digest(rows[: (i // self.block + 1) * self.block]) for i in range(end)]
+        if kept is None:
             return max(row, 0), [digest(rows)] * len(rows)
-        end = min((row // self.block + 1) * self.block, len(rows))
-        return row, [digest(rows[: (i // self.block + 1) * self.block]) for i in range(end)]
+        inside = self._computed(kept.block, blanks, len(rows))
+        outside = [i for i in range(len(rows)) if i not in inside]
+        order = [*outside, *inside]
+        before = self._rows(kept.state)
+        old = digest([before[i] for i in order])
+        new = digest([rows[i] for i in order])
+        return max(row, 0), [old] * len(outside) + [new] * len(inside)
+
+    def _rows(self, state: State) -> list[tuple[int, int]]:
+        return [(i, self.mask if token is None else token) for i, token in enumerate(state)]
+
+    def _computed(self, block: int, blanks: list[int], length: int) -> range:
+        """The rows that a policy computes anew for a block in every forward."""
+        members = blanks[block * self.block : (block + 1) * self.block]
+        end = members[-1] + 1 if self.cache == "dual" else length
+        return range(max(members[0] - self.shifted, 0), end)
+
+    def keep(
+        self, state: State, kept: KeptKeys | None, left: list[int], blanks: list[int]
+    ) -> KeptKeys | None:
+        """The keys that the next decision reads: new ones when a block begins and after every
+        `refresh` tokens of it."""
+        if self.cache == "none":
+            return None
+        number = blanks.index(left[0]) // self.block
+        if kept is not None and kept.block == number and kept.since < self.refresh:
+            return kept
+        return KeptKeys(state, number, 0)
 
     @property
     def shifted(self) -> bool:
         return self.family is not None and self.family.shifted
 
     def laws(
-        self, state: State, position: int, asked: Asked, blanks: list[int]
+        self, state: State, position: int, asked: Asked, kept: KeptKeys | None = None
     ) -> tuple[list[float], list[float]]:
         """A blank's law under the sampling parameters, and the model's own."""
-        logits_V = self.target.logits(*self.context(state, position)).clone()
+        blanks = blanks_of(asked.canvas)
+        logits_V = self.target.logits(*self.context(state, position, kept, blanks)).clone()
         logits_V[self.mask] = -torch.inf
         decided = [token for token in (state[i] for i in blanks) if token is not None]
         law = asked.law(logits_V, decided, blanks.index(position))
         return law, logits_V.softmax(-1).tolist()
+
+    def score(self, model_law: list[float], token: int) -> float:
+        """What the blanks are decided in the order of."""
+        if self.order == "entropy":
+            return sum(p * np.log(p) for p in model_law if p > 0)
+        if self.order == "margin":
+            *_, second, first = sorted(model_law)
+            return first - second
+        return model_law[token]
 
     def open_blanks(self, left: list[int], blanks: list[int]) -> list[int]:
         """The blanks that stepwise decoding may decide next, of those that are left."""
@@ -241,26 +294,29 @@ def stepwise_law(
     Every open blank of the block draws a token from its law; the one that the model's own law finds
     likeliest is decided; again, until none is open or the text has ended. A block model's blocks
     are counted from the first token; in a shifted one a block's first token is decided before the
-    others.
+    others. Under a cache policy, rows outside the block hold what they saw at the last refresh.
     """
     asked = Asked(prompt, Sampling(**options), eos, reading.mask)
     blanks = blanks_of(asked.canvas)
     finished: Law = defaultdict(float)
-    states: dict[State, float] = {asked.canvas: 1.0}
+    states: dict[tuple[State, KeptKeys | None], float] = {(asked.canvas, None): 1.0}
     while states:
-        state, probability = states.popitem()
+        (state, kept), probability = states.popitem()
         tokens = written(state, blanks, asked.stops)
         if tokens is not None:
             finished[tokens] += probability
             continue
-        open_now = reading.open_blanks([i for i in blanks if state[i] is None], blanks)
-        laws = [reading.laws(state, i, asked, blanks) for i in open_now]
+        left = [i for i in blanks if state[i] is None]
+        kept = reading.keep(state, kept, left, blanks)
+        open_now = reading.open_blanks(left, blanks)
+        laws = [reading.laws(state, i, asked, kept) for i in open_now]
         possible = [[token for token, p in enumerate(law) if p > 0] for law, _ in laws]
         for drawn in itertools.product(*possible):
             chance = float(np.prod([law[token] for (law, _), token in zip(laws, drawn)]))
-            confidence = [model_law[token] for (_, model_law), token in zip(laws, drawn)]
-            best = int(np.argmax(confidence))
+            drawn_from = zip(laws, drawn)
+            best = int(np.argmax([reading.score(own, token) for (_, own), token in drawn_from]))
             position = open_now[best]
-            after = (*state[:position], drawn[best], *state[position + 1 :])
+            filled = (*state[:position], drawn[best], *state[position + 1 :])
+            after = (filled, kept and kept._replace(since=kept.since + 1))
             states[after] = states.get(after, 0.0) + probability * chance
     return dict(finished)

@@ -47,6 +47,14 @@ PROMPTS = [
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1.0, torch.float16: 0.1}
 
 
+def _in_words(claim: registry.Claim) -> str:
+    """What a method is compared with: its reference under the same options, and what those make of
+    the model."""
+    if claim.guarantee == "exact" or not claim.reason:
+        return claim.reference
+    return f"{claim.reference}; {claim.reason}"
+
+
 class ErrorRates(NamedTuple):
     """The most probability of refuting a right method, and of missing any of the named faults."""
 
@@ -176,7 +184,7 @@ class SequentialTest:
             verdict=word,
             method=method.name,
             model=self.model.name,
-            reference=method.reference,
+            reference=_in_words(method.claim(self.request.options)),
             temperature=self.request.sampling.temperature,
             alpha=self.error_rates.alpha,
             beta=self.error_rates.beta,

@@ -66,24 +66,23 @@ def certify(flags: CertifyFlags, options: MethodOptions) -> None:
     """
     if flags.model is not None:
         holds = _test(flags, flags.model, options)
-    elif flags.draft is not None or options:
-        draft = [] if flags.draft is None else ["draft"]
+    elif flags.draft is not None:
         raise BadOption(
-            f"{', '.join([*draft, *options])}: only with --model; without one, enumeration goes "
-            "through its own drafts and options."
+            "draft: only with --model; without one, enumeration goes through drafts of its own."
         )
     else:
-        holds = _enumerate(flags.method, flags.as_json)
+        holds = _enumerate(flags.method, options, flags.as_json)
     raise typer.Exit(0 if holds else 1)
 
 
-def _enumerate(method: str, as_json: bool) -> bool:
-    from forerun.certify.cases import constrained_cases, standard_cases
+def _enumerate(method: str, options: MethodOptions, as_json: bool) -> bool:
+    from forerun.certify.cases import cases_with, claims_of, constrained_cases
     from forerun.certify.enumeration import CERTAIN
 
-    cases = standard_cases(method)
-    if find_spec("llguidance") is not None:
+    cases = cases_with(method, options)
+    if not options and find_spec("llguidance") is not None:
         cases += constrained_cases(method)
+    promises = [claim.reason for claim in claims_of(method, cases) if claim.reason]
     certificates = []
     with progress_bar("enumerating every outcome") as progress:
         for case in cases:
@@ -94,7 +93,7 @@ def _enumerate(method: str, as_json: bool) -> bool:
     if as_json:
         verdict = "holds" if holds else "fails"
         facts = {"verdict": verdict, "method": method, "cases": len(cases), "worst": asdict(worst)}
-        print_json(facts)
+        print_json({**facts, "promises": promises})
         return holds
     verdict = "[green]holds[/]" if holds else "[red]fails[/]"
     Console().print(
@@ -103,6 +102,8 @@ def _enumerate(method: str, as_json: bool) -> bool:
         f"variation (limit {CERTAIN:.0e}).",
         highlight=False,
     )
+    for promise in promises:
+        Console().print(f"  among them: {promise}", highlight=False)
     if not holds:
         Console().print(f"worst case: {worst.case}", highlight=False)
     return holds

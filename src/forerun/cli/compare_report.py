@@ -53,6 +53,7 @@ def cells(row: ComparisonRow) -> dict[str, str]:
         "of the draft": str(row.draft_forwards or ""),
         "tokens/forward": f"{row.tokens_per_forward:.2f}",
         "accepted": number(row.acceptance_length, ".2f"),
+        "α": number(row.alpha, ".2f"),
         "tokens/s": f"{row.tokens_per_second:.0f} ({row.least:.0f}-{row.most:.0f})",
         "speed-up": number(row.speedup, ".2f"),
         "over ar": number(row.over_ar, ".2f"),

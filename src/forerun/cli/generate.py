@@ -185,6 +185,5 @@ def _summary(result: Result) -> str:
     return (
         f"{stats.tokens} tokens in {stats.forwards}{drafts} forwards "
         f"({stats.tokens_per_forward:.2f} per forward), "
-        f"{stats.tokens_per_second:.1f} tokens/s, {result.finish_reason}; {result.guarantee}, "
-        f"reference: {result.reference}"
+        f"{stats.tokens_per_second:.1f} tokens/s, {result.finish_reason}; {result.promise}"
     )

@@ -198,7 +198,7 @@ def _summary(result: Infilled) -> str:
     return (
         f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per "
         f"forward), {stats.tokens_per_second:.1f} tokens/s; log-probability {logprob}; "
-        f"{result.guarantee}, reference: {result.reference}"
+        f"{result.promise}"
     )
 
 

@@ -4,6 +4,7 @@ to right (SpecDiff)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from forerun.families.masked import CacheScope, CanvasFiller
 from forerun.options import check_flag, check_positive, check_whole
 from forerun.probability.acceptance import sample_each
 from forerun.probability.distributions import tempered
-from forerun.probability.selection import most_confident
+from forerun.probability.selection import most_confident, reveal
 from forerun.sequence.canvas import Canvas
 
 
@@ -26,7 +27,7 @@ class DiffusionDrafter:
     """Draws the next tokens from their marginals. In several steps, later tokens know earlier ones.
 
     Rejection judges a law exactly if it depends only on tokens to its left. That holds here, and
-    not for the paper's order of confidence.
+    not where blanks are revealed at random (`ddpm_cache`, the paper's) or in order of confidence.
     """
 
     model: BlankFiller
@@ -116,7 +117,7 @@ class DiffusionDrafter:
 
 @dataclass(frozen=True)
 class ConfidenceDrafter(DiffusionDrafter):
-    """The paper's order: every step reveals the most confident blanks, wherever they are.
+    """Every step reveals the most confident blanks, wherever they are.
 
     The law of a revealed token then depends on tokens to its right. Above temperature 0 rejection
     against it is biased; at temperature 0 it is not.
@@ -142,3 +143,48 @@ class ConfidenceDrafter(DiffusionDrafter):
                 laws[position] = law[now.index(position)]
         tokens = [token for _, token in sorted(placed)]
         return Draft(positions, tokens, torch.stack([laws[p] for p in positions]))
+
+
+SMALLEST_TIME = 1e-5  # of MDLM's sampler
+
+
+@dataclass(frozen=True)
+class DdpmCacheDrafter(DiffusionDrafter):
+    """The paper's own (Table 5): MDLM's reverse process. From time t to s every blank stays masked
+    with probability s / t, else it draws its token. What is masked after T steps is drawn in one
+    more.
+
+    A step that reveals nothing leaves the canvas as it was, so its laws serve the next step too. As
+    in order of confidence, a token's law depends on tokens to its right.
+    """
+
+    model: CanvasFiller
+    steps: int = field(default=2, metadata={"help": "steps T of the reverse process"})
+
+    async def fill(self, seq: Canvas, positions: list[int]) -> Draft:
+        if not positions:
+            return NO_DRAFT
+        placed: list[tuple[int, int]] = []
+        laws: dict[int, Tensor] = {}
+        law: Tensor | None = None
+        for chance in reveal_chances(self.steps):
+            now = [position for position in positions if position not in laws]
+            if not now:
+                break
+            if law is None:
+                scope = self._scope(positions[0], positions[-1] + 1)
+                [answer] = await self.model.canvases(seq, [now], [placed], scope)
+                law = tempered(answer.law, self.draft_temperature)
+            revealed = await seq.draw(reveal(chance), now, law)
+            for position, token in revealed.placements(now):
+                placed.append((position, token))
+                laws[position] = law[now.index(position)]
+            law = law if len(now) + len(placed) == len(positions) else None
+        tokens = [token for _, token in sorted(placed)]
+        return Draft(positions, tokens, torch.stack([laws[p] for p in positions]))
+
+
+def reveal_chances(steps: int) -> list[float]:
+    """With which probability a blank is revealed in each step, and at last for certain."""
+    times = [1 + (SMALLEST_TIME - 1) * step / steps for step in range(steps + 1)]
+    return [*(1 - s / t for t, s in pairwise(times)), 1.0]

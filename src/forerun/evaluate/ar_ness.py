@@ -25,19 +25,20 @@ def check_fills_blocks(model: Model, analysis: str) -> None:
 
 
 def order_of(result: Result) -> list[int]:
-    """The positions of a result in the order in which they were decided; those of one forward from
-    left to right."""
+    """The positions of a result in the order in which they were decided; those of one forward in
+    the order in which they were written."""
     return [
         position
         for event in result.trace
         if event.reason != "edited"
-        for position in sorted(event.positions)
+        for position in event.positions
     ]
 
 
 def local_ar_ness(order: Sequence[int], k: int) -> float:
-    """The share of k decisions in a row that are of k tokens in a row, from left to right."""
-    windows = [order[i : i + k] for i in range(len(order) - k + 1)]
+    """The share of decisions that end k steps to the right: with k = 1 those of the token after the
+    one that was decided before, i_t = i_{t-1} + 1."""
+    windows = [order[i : i + k + 1] for i in range(len(order) - k)]
     if not windows:
         return float("nan")
     in_order = [all(b - a == 1 for a, b in pairwise(window)) for window in windows]

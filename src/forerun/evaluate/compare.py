@@ -64,11 +64,13 @@ class ComparisonRow:
     method: str
     family: str
     guarantee: str
+    reason: str  # why it is approximate, and what it equals all the same
     tokens: int
     forwards: int
     draft_forwards: int
     tokens_per_forward: float
     acceptance_length: float | None
+    alpha: float | None  # accepted tokens per judged token, mean over prompts
     tokens_per_second: float  # median over the rounds
     least: float
     most: float
@@ -231,18 +233,21 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
     stats = [result.stats for result in run.results]
     forwards = sum(one.forwards for one in stats)
     lengths = [one.acceptance_length for one in stats if one.acceptance_length is not None]
+    alphas = [one.alpha for one in stats if one.alpha is not None]
     reference = _reference_of(run, comparison.runs)
     plain = _plain_run(comparison.runs)
     return ComparisonRow(
         model=model.name,
         method=run.contestant.label,
         family=model.family.name,
-        guarantee=run.method.guarantee,
+        guarantee=run.results[0].guarantee,
+        reason=run.results[0].reason,
         tokens=run.tokens,
         forwards=forwards,
         draft_forwards=sum(one.draft_forwards for one in stats),
         tokens_per_forward=run.tokens / forwards,
         acceptance_length=statistics.mean(lengths) if lengths else None,
+        alpha=statistics.mean(alphas) if alphas else None,
         tokens_per_second=run.speed,
         least=min(run.rates),
         most=max(run.rates),
@@ -261,10 +266,17 @@ def _row(run: Run, comparison: Comparison) -> ComparisonRow:
 
 
 def _reference_of(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The run of a method's reference on the same model, if it takes part."""
-    name = run.method.reference
+    """The run of a method's reference on the same model, if it takes part; of several the one that
+    shares its options, such as a cache."""
+    method = registry.method_named(run.method.reference)
     same_model = [other for other in runs if other.model is run.model]
-    return next((other for other in same_model if other.contestant.method == name), None)
+    found = [other for other in same_model if other.contestant.method == method.name]
+
+    def differing(other: Run) -> int:
+        ours, theirs = run.contestant.options, other.contestant.options
+        return sum(ours.get(name) != theirs.get(name) for name in method.option_names())
+
+    return min(found, key=differing, default=None)
 
 
 def _plain_run(runs: Sequence[Run]) -> Run | None:

@@ -16,7 +16,7 @@ from forerun.evaluate.ar_ness import check_fills_blocks
 from forerun.families.block import BlockFiller
 from forerun.methods.block_order import BlockOptions, ModelBlockOrder
 from forerun.methods.routers import ESTIMATORS, RouterDriver, RoutingOptions, expected_prefix
-from forerun.methods.s2d2 import RunDraft, judge_run
+from forerun.methods.s2d2 import Acceptance, RunDraft, judge_run
 from forerun.options import Sampling
 from forerun.probability.acceptance import rejection
 from forerun.requests.prompts import parse_prompts, room_after
@@ -122,8 +122,8 @@ def judged_drafts(model: Model, seq: Canvas, options: BlockOptions) -> list[Judg
             run = draft.view.run
             expected = _expected_lengths(laws.model_law[:run], blanks[:run])
             before = len(seq.trace.events)
-            run_draft = RunDraft(blanks, draft.tokens[:run], laws.law)
-            await judge_run(seq, target, run_draft, span, rejection)
+            run_draft = RunDraft(blanks, draft.tokens[:run], laws)
+            await judge_run(seq, target, run_draft, span, Acceptance(rejection, False))
             drafts.append(JudgedDraft(len(seq.trace.events[before].tokens), expected))
 
     model.run_to_end(seq, decode)

@@ -56,7 +56,8 @@ def frontier_settings(block: int) -> list[FrontierSetting]:
     for enough in (0.0, 1.0, 2.0):
         add("s2d2, score", "s2d2", router="score", enough=enough)
     add("s2d2, score, margin", "s2d2", router="score", estimator="margin")
-    add("s2d2, hysteresis", "s2d2", router="hysteresis", score="dynamic")
+    add("s2d2, hysteresis", "s2d2", router="hysteresis")
+    add("s2d2, hysteresis", "s2d2", router="hysteresis", on=1.0, off=-5.0)  # the paper's
     add("s2d2, bandit", "s2d2", router="bandit")
     for ahead in ("whole", "every"):
         options = {"k": 8, "ahead": ahead}

@@ -57,6 +57,11 @@ class BlockFiller(SelfDrafter):
         return self.family.block
 
     @property
+    def largest_block(self) -> int:
+        """The largest block that there are slots for."""
+        return self.family.QUERIES
+
+    @property
     def shifted(self) -> bool:
         """Does the row before a token speak of it? Then the block before decides a block's first
         token."""
@@ -74,12 +79,19 @@ class BlockFiller(SelfDrafter):
         plan = self.family.blocks(seq, positions, placements, span)
         return await self.ask_canvases(seq, plan, positions, placements)
 
-    async def verdict(self, seq: Canvas, chain: Sequence[int], span: BlockSpan) -> Tensor:
+    async def verdict(
+        self, seq: Canvas, chain: Sequence[int], span: BlockSpan, own: bool = False
+    ) -> Tensor:
         """The laws [len, V] of each token of a chain that fills the block's first blanks, given
-        what is decided before them and the chain before it, in blocks of one token."""
+        what is decided before them and the chain before it, in blocks of one token; the model's
+        `own` laws, or under the sampling parameters."""
         positions = range(seq.first_blank, seq.first_blank + len(chain))
         plan = self.family.verdict(seq, chain, span)
-        [law_NV] = await self.ask(seq, plan, [Branch(chain, range(len(chain)), positions)])
+        branch = Branch(chain, range(len(chain)), positions)
+        if own:
+            [laws] = await self.ask(seq, plan, [branch], with_model_law=True)
+            return laws.model_law
+        [law_NV] = await self.ask(seq, plan, [branch])
         return law_NV
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from forerun.sequence.canvas import Canvas
 from forerun.sequence.question import Branch
 from forerun.sequence.rows import Plan, causal_rows, tail_rows
 
-MAX_TAIL_TOKENS = 256  # that all tails of one question may have together
+MAX_TAIL_TOKENS = 256  # that all tails of one question may have together, however long the text
 
 
 class Tail(NamedTuple):
@@ -29,6 +30,13 @@ class TreeScorer(ChainScorer):
 
     does = "scores several continuations at once"
     family: Causal
+
+    def fitting(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> list[Tail]:
+        """The first tails that a lane has room for behind the text and the chain. There are
+        `MAX_TAIL_TOKENS` slots for them in any case, and as many more as the text leaves."""
+        room = self.host.room - len(seq.text) - len(chain)
+        sizes = accumulate(len(tail.tokens) for tail in tails)
+        return [tail for tail, size in zip(tails, sizes) if size <= room]
 
     async def branches(
         self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]

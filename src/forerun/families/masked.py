@@ -110,6 +110,7 @@ class Masked(Family):
         rows[TOKEN, :length] = board[order]
         rows[POSITION, :length] = order
         rows[HORIZON, :length] = length
+        keep = 0 if scope.fresh or scope.policy == "none" else len(trusted)
         reads = []
         for i, (where, placement) in enumerate(zip(positions, placements, strict=True)):
             first = length + (i - 1) * len(computed) if i else len(trusted)
@@ -119,9 +120,25 @@ class Masked(Family):
             for position, token in placement:
                 rows[TOKEN, row_at[position] + shift] = token
             speaking = np.maximum(np.asarray(where, np.int64) - self.shifted, 0)
-            reads.append(row_at[speaking] + shift)
-        keep = 0 if scope.fresh or scope.policy == "none" else len(trusted)
+            read = row_at[speaking] + shift
+            unrun = row_at[speaking] < (len(trusted) if i else keep)
+            if unrun.any():
+                read[unrun] = np.arange(rows.shape[1], rows.shape[1] + unrun.sum())
+                rows = self._look_beyond(rows, read[~unrun], board, speaking[unrun])
+            reads.append(read)
         return Plan(rows, reads, stored=length, trusted=keep)
+
+    @staticmethod
+    def _look_beyond(
+        rows: np.ndarray, inside: np.ndarray, board: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
+        """Rows more for positions that the policy does not compute. They see what the rows of their
+        canvas see, and no row sees them."""
+        more = np.zeros((5, len(positions)), np.int32)
+        more[TOKEN] = board[positions]
+        more[POSITION] = positions
+        more[HORIZON:] = rows[HORIZON:, inside[:1]]
+        return np.concatenate([rows, more], 1)
 
     @staticmethod
     def _copy(

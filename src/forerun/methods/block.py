@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from forerun.errors import BadOption, NotAble, unknown
 from forerun.families.block import BlockFiller, BlockSpan
-from forerun.methods.block_order import BlockOptions, ModelBlockOrder
+from forerun.methods.block_order import BlockOptions, ModelBlockOrder, causal_reading
 from forerun.options import check_between, check_whole
 from forerun.probability.selection import SelectionRule, above_threshold, edits, most_confident
 from forerun.registry import method
@@ -177,7 +177,7 @@ async def block(seq: Canvas, target: BlockFiller, options: BlockDecodingOptions)
         await editor.finish(span)
 
 
-@method("block-stepwise", guarantee="exact", reference="block-stepwise")
+@method("block-stepwise", guarantee="exact", reference="block-stepwise", departs=causal_reading)
 async def stepwise(seq: Canvas, target: BlockFiller, options: BlockOptions) -> None:
     """One blank per forward, the most confident of the block: static decoding at its slowest, the
     reference of the faster ways."""

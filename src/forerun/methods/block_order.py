@@ -7,6 +7,7 @@ cache.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,15 +17,21 @@ from forerun.families.block import BlockFiller, BlockSpan
 from forerun.families.masked import WHOLE_CANVAS, CacheScope, CanvasFiller
 from forerun.options import check_whole
 from forerun.probability.outcomes import Placement
+from forerun.registry import Departure
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.question import BlankLaws
 
 POLICIES = ("none", "prefix", "dual")
 CAUSAL = ("nothing", "prefix", "text")
+ORDERS = ("confidence", "entropy", "margin")
 
 
 class BlockOrder(ABC):
     """Which blanks of a canvas are open, and how to ask about them."""
+
+    by = "confidence"  # what open blanks are decided in the order of
+    small_canvases = True  # is a canvas just a block? Else it is the whole text
+    rows_are_cheap = False  # so it is on a GPU, which shows with the first answer
 
     def __init__(self, seq: Canvas, block: int):
         self.seq = seq
@@ -41,6 +48,10 @@ class BlockOrder(ABC):
     @abstractmethod
     def ahead(self) -> int:
         """How many decisions may follow the next one in the same forward."""
+
+    @abstractmethod
+    def most_canvases(self) -> int:
+        """How many canvases one forward has room for."""
 
     @abstractmethod
     async def ask(
@@ -84,13 +95,42 @@ class CanvasBlockOptions:
             raise unknown("cache", self.cache, POLICIES)
 
 
+@dataclass(frozen=True)
+class OrderedBlockOptions(CanvasBlockOptions):
+    """Of methods that decide a number of blanks, the surest first."""
+
+    order: str = field(
+        default="confidence",
+        metadata={
+            "help": "which blank is the surest: confidence (of the token drawn), or Dream's margin "
+            "(of the likeliest token over the next) and entropy (of the law)"
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order not in ORDERS:
+            raise unknown("order", self.order, ORDERS)
+
+
+def stale_keys(options: CanvasBlockOptions) -> Departure | None:
+    """Keys that are as old as the last refresh; with a refresh at every token there are none."""
+    if options.cache == "none" or options.refresh == 1:
+        return None
+    where = "before" if options.cache == "prefix" else "outside"
+    return Departure("cache", f"keys {where} the block are as old as the last refresh")
+
+
 class CanvasBlockOrder(BlockOrder):
     """Blocks of blanks, counted among the blanks, with a cache policy."""
 
     def __init__(self, seq: Canvas, target: CanvasFiller, options: CanvasBlockOptions):
         super().__init__(seq, options.block)
         self.target = target
+        if isinstance(options, OrderedBlockOptions):
+            self.by = options.order
         self.cache = options.cache
+        self.small_canvases = options.cache == "dual"
         self.refresh = options.refresh
         self.cached_block = -1  # the block that the slots belong to
         self.decided_since = 0  # tokens decided since the slots were computed
@@ -134,9 +174,15 @@ class CanvasBlockOrder(BlockOrder):
         until_refresh = self.refresh if self.stale else self.refresh - self.decided_since
         return min(len(self.open()), until_refresh) - 1
 
+    def most_canvases(self) -> int:
+        length = len(self.seq.tokens)
+        size = 2 * self.block if self.small_canvases else length  # with a look at the next block
+        return 1 + (self.target.host.room - length) // size
+
     def beyond(self, placed: Placement, count: int) -> list[int]:
-        """Under a cache every block begins anew, so there are none."""
-        if self.cache == "none" and len(self.open(placed)) <= count:
+        """Under a cache, once this block has one blank left: the next one begins with a forward of
+        its own, which such drafts are judged in."""
+        if len(self.open(placed)) <= (count if self.cache == "none" else 1):
             return self.open(placed, later=1)
         return []
 
@@ -155,7 +201,7 @@ class BlockOptions:
 
     block: int | None = field(
         default=None,
-        metadata={"help": "tokens per block, up to what the model was trained for (the default)"},
+        metadata={"help": "tokens per block; default: what the model was trained for"},
     )
     sub_block: int | None = field(
         default=None,
@@ -180,6 +226,13 @@ class BlockOptions:
             raise unknown("causal", self.causal, CAUSAL)
 
 
+def causal_reading(options: BlockOptions) -> Departure | None:
+    """Text that is read from left to right, which a model filling blocks was not trained on."""
+    if options.causal == "nothing":
+        return None
+    return Departure("causal", f"causal={options.causal} reads text in blocks of one token")
+
+
 class ModelBlockOrder(BlockOrder):
     """The blocks of a block model: stretches of the canvas, counted from its first token.
 
@@ -189,10 +242,16 @@ class ModelBlockOrder(BlockOrder):
 
     def __init__(self, seq: Canvas, target: BlockFiller, options: BlockOptions):
         size = target.block if options.block is None else options.block
-        if size > target.block:
+        if size > target.largest_block:
             raise BadOption(
-                f"block={options.block} must be at most {target.block}, the block that this model "
-                f"was trained for."
+                f"block={options.block} must be at most {target.largest_block}: a lane has no room "
+                f"for the verdict on a larger one."
+            )
+        if size > target.block:
+            warnings.warn(
+                f"block={options.block} is larger than the {target.block} tokens that this model "
+                f"was trained for: its text may be worse.",
+                stacklevel=2,
             )
         if options.sub_block is not None and options.sub_block > size:
             raise BadOption(
@@ -234,6 +293,9 @@ class ModelBlockOrder(BlockOrder):
 
     def ahead(self) -> int:
         return len(self.open()) - 1
+
+    def most_canvases(self) -> int:
+        return (self.target.host.room - self.span().start) // self.block
 
     async def ask(
         self, positions: Sequence[Sequence[int]], placements: Sequence[Placement]

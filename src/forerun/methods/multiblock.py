@@ -11,9 +11,9 @@ from torch import cat
 
 from forerun.drafters.recycled import RunPool, path_to, tails_of, tree_of
 from forerun.errors import BadOption
-from forerun.families.causal import MAX_TAIL_TOKENS, Tail, TreeScorer
+from forerun.families.causal import Tail, TreeScorer
 from forerun.methods.jacobi import JacobiOptions, guess
-from forerun.options import check_between, check_whole
+from forerun.options import check_between, check_flag, check_whole
 from forerun.probability.acceptance import descend_tree
 from forerun.probability.outcomes import Descent
 from forerun.registry import method
@@ -52,11 +52,7 @@ class MultiblockOptions(JacobiOptions):
             raise BadOption(
                 f"refill=True keeps one block full for ever: it needs blocks=1, not {self.blocks}."
             )
-        if self.block * self.candidates > MAX_TAIL_TOKENS:
-            raise BadOption(
-                f"candidates={self.candidates} of block={self.block} tokens are more than the "
-                f"{MAX_TAIL_TOKENS} that fit beside a draft."
-            )
+        check_flag("share", self.share)
 
 
 @dataclass
@@ -116,7 +112,8 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
         chain = [token for block in window for token in block.tokens][: seq.remaining - 1]
         runs = pool.after(int(seq.text[-1]))
         longest = min(options.block, seq.remaining - 1)
-        tree = GuessTree(chain, tails_of(chain, runs, options.candidates, longest))
+        tails = tails_of(chain, runs, options.candidates, longest)
+        tree = GuessTree(chain, target.fitting(seq, chain, tails))
         laws = await target.branches(seq, chain, tree.tails)  # lines 4, 5
         descent = await seq.draw(descend_tree, tree.tokens, tree.parents, cat(laws))  # line 7
         taken = commit(seq, tree, descent, len(window[0].tokens))

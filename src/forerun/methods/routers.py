@@ -123,10 +123,11 @@ class RoutingOptions:
     )
     cost: float = field(default=1.0, metadata={"help": "what a verdict costs, in accepted tokens"})
     enough: float = field(default=0.0, metadata={"help": "router score: verify from this score on"})
+    # The paper's (1 and -5, or -1) never turn off on our models, whose blanks are seldom confident.
     on: float = field(
-        default=1.0, metadata={"help": "router hysteresis: begin to verify from this score on"}
+        default=2.0, metadata={"help": "router hysteresis: begin to verify from this score on"}
     )
-    off: float = field(default=-1.0, metadata={"help": "router hysteresis: stop below this score"})
+    off: float = field(default=1.0, metadata={"help": "router hysteresis: stop below this score"})
     explore: float = field(
         default=0.5,
         metadata={"help": "router bandit: how much it tries what it knows little of"},

@@ -27,3 +27,13 @@ confidence_specdiff = method(
     drafter="diffusion-confidence",
     reason="above temperature 0 the law of a drafted token knows tokens to its right",
 )(speculative.run)
+
+
+ddpm_specdiff = method(
+    "specdiff-ddpm",
+    guarantee="approximate",
+    reference="ar",
+    options=SpecdiffOptions,
+    drafter="ddpm_cache",
+    reason="above temperature 0 the law of a drafted token knows tokens to its right",
+)(speculative.run)

@@ -4,6 +4,8 @@ decoding in fewer forwards."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,9 +16,10 @@ from forerun.families.masked import CanvasFiller
 from forerun.methods.block_order import (
     BlockOptions,
     BlockOrder,
-    CanvasBlockOptions,
     CanvasBlockOrder,
     ModelBlockOrder,
+    OrderedBlockOptions,
+    stale_keys,
 )
 from forerun.options import check_between, check_whole
 from forerun.probability.outcomes import Placement
@@ -25,9 +28,77 @@ from forerun.registry import method
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.question import BlankLaws
 
-TREES = ("chain", "mixed")
+TREES = ("auto", "chain", "mixed", "likeliest")
 
 Decision = tuple[int, int]  # (position, token)
+SHARPNESS = 5  # how much likelier the surer of two blanks is to be decided first; measured
+
+
+class Guess(NamedTuple):
+    """A decision that may come next."""
+
+    decision: Decision
+    score: float  # what blanks are decided in the order of
+    confidence: float
+    block: int
+
+
+class Tree(NamedTuple):
+    """Canvases to look at, as what is placed on each, and which decision leads from which of them
+    to which."""
+
+    nodes: list[list[Decision]]
+    leads: dict[tuple[int, Decision], int]
+
+
+def joined(nodes: list[list[Decision]]) -> Tree:
+    """A canvas does not know in which order it was filled: a decision leads to whichever canvas has
+    just that one more."""
+    number = {frozenset(placed): i for i, placed in enumerate(nodes)}
+    leads = {}
+    for i, placed in enumerate(nodes):
+        for decision in placed:
+            before = number.get(frozenset(placed) - {decision})
+            if before is not None:
+                leads[before, decision] = i
+    return Tree(nodes, leads)
+
+
+def chain(guesses: list[Guess], most: int) -> Tree:
+    """The guesses in their order, one more on each canvas: N + 1 canvases."""
+    draft = [guess.decision for guess in guesses[: most - 1]]
+    return joined([draft[:i] for i in range(len(draft) + 1)])
+
+
+def mixed(guesses: list[Guess], most: int) -> Tree:
+    """Mixed order (section 5.2): each node but the last two also leads to its grandchild's draft,
+    placed alone. In the paper nothing follows there. Here the chain goes on, once the draft that
+    was passed over is chosen too."""
+    draft = [guess.decision for guess in guesses[: max(most // 2, 1)]][: most - 1]
+    nodes = [draft[:i] for i in range(len(draft) + 1)]
+    return joined(nodes + [[*draft[:i], draft[i + 1]] for i in range(len(draft) - 1)])
+
+
+def likeliest(guesses: list[Guess], depth: int, most: int) -> Tree:
+    """The canvases that stepwise decoding is likeliest to come by, whatever the order."""
+    reach: dict[tuple[Decision, ...], float] = {(): 1.0}
+    nodes: list[list[Decision]] = []
+    while reach and len(nodes) < most:
+        placed = max(reach, key=lambda node: reach[node])
+        chance = reach.pop(placed)
+        nodes.append(list(placed))
+        left = [guess for guess in guesses if guess.decision not in placed]
+        if len(placed) == depth or not left:
+            continue
+        rivals = [guess for guess in left if guess.block == left[0].block]
+        total = sum(guess.score**SHARPNESS for guess in rivals)
+        for guess in rivals:
+            more = {*placed, guess.decision}
+            after = tuple(one.decision for one in guesses if one.decision in more)
+            share = guess.score**SHARPNESS / total if total else 1 / len(rivals)
+            if list(after) not in nodes:
+                reach[after] = reach.get(after, 0.0) + chance * share
+    return joined(nodes)
 
 
 @dataclass(frozen=True)
@@ -39,11 +110,16 @@ class DraftTreeOptions:
         metadata={"help": "drafted tokens N: so many decisions more than one per forward, at most"},
     )
     tree: str = field(
-        default="mixed",
+        default="auto",
         metadata={
-            "help": "chain (N + 1 canvases), or mixed: N - 1 more, for two decisions that come in "
-            "the other order"
+            "help": "chain (N + 1 canvases), mixed (N - 1 more, for two decisions that come in the "
+            "other order), likeliest (as many as `canvases` says), or auto: chain where rows cost "
+            "time, as on a CPU or without a cache, and mixed on a GPU"
         },
+    )
+    canvases: int | None = field(
+        default=None,
+        metadata={"help": "tree likeliest: so many canvases at most; default: 4 N"},
     )
     worth: float = field(
         default=0.0,
@@ -58,12 +134,19 @@ class DraftTreeOptions:
         check_between("worth", self.worth)
         if self.tree not in TREES:
             raise unknown("tree", self.tree, TREES)
+        if self.canvases is not None:
+            check_whole("canvases", self.canvases)
+            if self.tree != "likeliest":
+                raise BadOption(
+                    f"canvases={self.canvases} needs tree='likeliest'; a {self.tree} tree has as "
+                    f"many as its drafts need."
+                )
 
 
 @dataclass(frozen=True)
-class SsdOptions(CanvasBlockOptions, DraftTreeOptions):
+class SsdOptions(OrderedBlockOptions, DraftTreeOptions):
     def __post_init__(self) -> None:
-        CanvasBlockOptions.__post_init__(self)
+        OrderedBlockOptions.__post_init__(self)
         DraftTreeOptions.__post_init__(self)
 
 
@@ -80,7 +163,7 @@ class BlockSsdOptions(BlockOptions, DraftTreeOptions):
             )
 
 
-@method("ssd", guarantee="exact", reference="stepwise")
+@method("ssd", guarantee="exact", reference="stepwise", departs=stale_keys)
 async def ssd(seq: Canvas, target: CanvasFiller, options: SsdOptions) -> None:
     """Guess the next N decisions of stepwise decoding, look at all the canvases they would lead to
     at once, keep what it would do.
@@ -100,10 +183,10 @@ async def block_ssd(seq: Canvas, target: BlockFiller, options: BlockSsdOptions) 
 
 
 async def self_speculative(seq: Canvas, order: BlockOrder, options: DraftTreeOptions) -> None:
-    draft: list[Decision] = []
+    guesses: list[Guess] = []
     while not seq.done:
-        last = await verify(seq, order, draft[: order.ahead()], options)
-        draft = await next_draft(seq, order, last, options)
+        last = await verify(seq, order, guesses, options)
+        guesses = await next_guesses(seq, order, last, options)
 
 
 class LastNode(NamedTuple):
@@ -114,12 +197,13 @@ class LastNode(NamedTuple):
 
 
 async def verify(
-    seq: Canvas, order: BlockOrder, draft: list[Decision], options: DraftTreeOptions
+    seq: Canvas, order: BlockOrder, guesses: list[Guess], options: DraftTreeOptions
 ) -> LastNode:
-    """One forward: decide what stepwise decoding would, as far as the draft foresaw it and once
+    """One forward: decide what stepwise decoding would, as far as the guesses foresaw it and once
     more."""
-    seq.note_draft([position for position, _ in draft], [token for _, token in draft])
-    nodes, leads = plant_tree(draft, options.tree)
+    decisions = [guess.decision for guess in guesses]
+    seq.note_draft([position for position, _ in decisions], [token for _, token in decisions])
+    nodes, leads = plant_tree(guesses, order, options)
     open_at = [order.open(node) for node in nodes]
     beyond = [order.beyond(node, options.drafts) for node in nodes]
     look_at = [[*blanks, *later] for blanks, later in zip(open_at, beyond)]
@@ -131,35 +215,32 @@ async def verify(
         count = len(open_at[node])
         law, model_law = answers[node]
         laws = BlankLaws(law[:count], model_law[:count])
-        choices.append(await stepwise_choice(seq, open_at[node], laws))
+        choices.append(await stepwise_choice(seq, open_at[node], laws, order.by))
         if (node, choices[-1]) in leads:
             path.append(leads[node, choices[-1]])
-    commit(seq, choices, path, draft)
+    drafted = max(nodes, key=len)
+    commit(seq, choices, path, drafted)
     order.decided(len(choices))
     return LastNode(look_at[path[-1]], answers[path[-1]].model_law)
 
 
-def plant_tree(
-    draft: list[Decision], tree: str
-) -> tuple[list[list[Decision]], dict[tuple[int, Decision], int]]:
-    """The canvases to look at, as what is placed on each, and which choice leads from which node to
-    which.
-
-    Mixed order (section 5.2): each node but the last two also leads to its grandchild's draft,
-    placed alone; nothing follows there.
-    """
-    nodes = [draft[:i] for i in range(len(draft) + 1)]
-    leads = {(i, placed): i + 1 for i, placed in enumerate(draft)}
-    if tree == "mixed":
-        for i in range(len(draft) - 1):
-            leads[i, draft[i + 1]] = len(nodes)
-            nodes.append([*draft[:i], draft[i + 1]])
-    return nodes, leads
+def plant_tree(guesses: list[Guess], order: BlockOrder, options: DraftTreeOptions) -> Tree:
+    """The canvases of one forward: as deep as decisions may follow each other in it, and as many as
+    a lane has room for."""
+    depth = max(min(options.drafts, order.ahead()), 0)
+    most = order.most_canvases()
+    if options.tree == "likeliest":
+        return likeliest(guesses, depth, min(options.canvases or 4 * depth, most) or 1)
+    if options.tree == "mixed" or (options.tree == "auto" and order.rows_are_cheap):
+        return mixed(guesses[:depth], most)
+    return chain(guesses[:depth], most)
 
 
-async def stepwise_choice(seq: Canvas, blanks: list[int], laws: BlankLaws) -> Decision:
+async def stepwise_choice(
+    seq: Canvas, blanks: list[int], laws: BlankLaws, by: str = "confidence"
+) -> Decision:
     """What stepwise decoding decides on a canvas: where, and as what."""
-    selection = await seq.draw(most_confident(1), blanks, laws.law, laws.model_law)
+    selection = await seq.draw(most_confident(1, by), blanks, laws.law, laws.model_law)
     return selection.placements(blanks)[0]
 
 
@@ -168,7 +249,8 @@ def commit(seq: Canvas, choices: list[Decision], path: list[int], draft: Placeme
     matched = len(choices) - 1
     positions = [position for position, _ in choices]
     tokens = [token for _, token in choices]
-    drafted = [token for _, token in draft]
+    missed = [token for position, token in draft if (position, token) not in choices[:matched]]
+    drafted = [*tokens[:matched], *missed][: len(draft)]
     seq.fill(positions[:matched], tokens[:matched], "accepted", drafted, path)
     if seq.done:
         return
@@ -178,19 +260,28 @@ def commit(seq: Canvas, choices: list[Decision], path: list[int], draft: Placeme
     seq.fill(positions[matched:], tokens[matched:], reason, branches=path[-1:])
 
 
-async def next_draft(
+async def next_guesses(
     seq: Canvas, order: BlockOrder, last: LastNode, options: DraftTreeOptions
-) -> list[Decision]:
-    """The likeliest tokens of what is still blank, the most confident first: of the block, then of
-    the one after it."""
+) -> list[Guess]:
+    """The likeliest tokens of what is still blank, in the order in which they should be decided:
+    the blanks of the block, then those of the one after it, the most confident first. They end
+    where the chance that all of them are right falls below `worth`."""
     if seq.done or not options.drafts:
         return []
-    blanks = last.blanks
-    still = [p if seq.tokens[p] == BLANK else -1 for p in blanks]
+    still = [p if seq.tokens[p] == BLANK else -1 for p in last.blanks]
     if not any(p >= 0 for p in still):
         return []
-    ranked = await seq.draw(ranking(options.worth), still, last.model_law)
-    in_order = [i for i in ranked.order if i < len(blanks) and still[i] >= 0]
-    drafts = [(blanks[i], ranked.tokens[i]) for i in in_order]
-    drafts.sort(key=lambda decision: order.number(decision[0]))
-    return list(seq.compatible(drafts[: min(options.drafts, ranked.worthwhile)]))
+    order.rows_are_cheap = order.small_canvases and last.model_law.device.type != "cpu"
+    likely = await seq.draw(ranking(order.by), still, last.model_law)
+    columns = zip(still, likely.tokens, likely.score, likely.confidence)
+    guesses = [
+        Guess((position, token), score, confidence, order.number(position))
+        for position, token, score, confidence in columns
+        if position >= 0
+    ]
+    guesses.sort(key=lambda guess: (guess.block, -guess.score))
+    chances = accumulate((guess.confidence for guess in guesses), mul)
+    worthwhile = sum(chance >= options.worth for chance in chances)
+    guesses = guesses[:worthwhile]
+    fitting = set(seq.compatible([guess.decision for guess in guesses]))
+    return [guess for guess in guesses if guess.decision in fitting]

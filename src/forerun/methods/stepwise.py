@@ -12,7 +12,13 @@ import math
 from dataclasses import dataclass, field
 
 from forerun.families.masked import CanvasFiller
-from forerun.methods.block_order import BlockOrder, CanvasBlockOptions, CanvasBlockOrder
+from forerun.methods.block_order import (
+    BlockOrder,
+    CanvasBlockOptions,
+    CanvasBlockOrder,
+    OrderedBlockOptions,
+    stale_keys,
+)
 from forerun.options import check_between, check_whole
 from forerun.probability.selection import (
     SelectionRule,
@@ -25,7 +31,7 @@ from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
-class StepsOptions(CanvasBlockOptions):
+class StepsOptions(OrderedBlockOptions):
     steps: int = field(default=8, metadata={"help": "forwards per block"})
 
     def __post_init__(self) -> None:
@@ -67,10 +73,11 @@ async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
         order.decided(seq.place(selection.placements(blanks), "decided"))
 
 
-@method("stepwise", guarantee="exact", reference="stepwise")
-async def stepwise(seq: Canvas, target: CanvasFiller, options: CanvasBlockOptions) -> None:
+@method("stepwise", guarantee="exact", reference="stepwise", departs=stale_keys)
+async def stepwise(seq: Canvas, target: CanvasFiller, options: OrderedBlockOptions) -> None:
     """One blank per forward: the most confident of the block."""
-    await decode(seq, CanvasBlockOrder(seq, target, options), most_confident(1))
+    rule = most_confident(1, options.order)
+    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
 
 
 @method(
@@ -78,12 +85,14 @@ async def stepwise(seq: Canvas, target: CanvasFiller, options: CanvasBlockOption
     guarantee="approximate",
     reference="stepwise",
     reason="several blanks are decided on their own at once",
+    departs=stale_keys,
 )
 async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> None:
     """A fixed number of forwards per block, each deciding its share of the most confident
     blanks."""
     share = -(-min(options.block, len(seq.blanks)) // options.steps)
-    await decode(seq, CanvasBlockOrder(seq, target, options), most_confident(share))
+    rule = most_confident(share, options.order)
+    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
 
 
 @method(
@@ -91,6 +100,7 @@ async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> Non
     guarantee="approximate",
     reference="stepwise",
     reason="all confident blanks are decided at once",
+    departs=stale_keys,
 )
 async def threshold(seq: Canvas, target: CanvasFiller, options: ThresholdOptions) -> None:
     """Every blank that is confident enough, and the most confident one anyway (Fast-dLLM)."""
@@ -103,6 +113,7 @@ async def threshold(seq: Canvas, target: CanvasFiller, options: ThresholdOptions
     guarantee="approximate",
     reference="stepwise",
     reason="blanks are decided at once while their joint stays within a bound",
+    departs=stale_keys,
 )
 async def bounded(seq: Canvas, target: CanvasFiller, options: EntropyBoundedOptions) -> None:
     """As many of the most confident blanks as a bound on their joint entropy allows (Ben-Hamu et

@@ -92,12 +92,12 @@ class Selection(Outcome):
 
 @dataclass(frozen=True)
 class Ranking(Outcome):
-    """The likeliest token of every blank, the blanks from the most to the least confident, and how
-    many of them are worth guessing."""
+    """The likeliest token of every blank, how confident the model is of it, and what blanks are
+    decided in the order of."""
 
     tokens: list[int]
-    order: list[int]
-    worthwhile: int
+    confidence: list[float]
+    score: list[float]
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,28 @@ def selected(token_BN: Tensor, chosen_BN: Tensor) -> Selection:
     return Selection.of_batch(tokens=torch.where(chosen_BN, token_BN, 0), chosen=chosen_BN)
 
 
+def certainty(by: str, model_law_BNV: Tensor) -> Tensor:
+    """How certain a law is of itself, from 0 to 1: its likeliest token's probability (confidence),
+    the lead of that token over the next (margin), or e to the minus entropy."""
+    if by == "entropy":
+        return torch.special.entr(model_law_BNV).sum(-1).neg().exp()
+    if by == "margin":
+        first_BN, second_BN = model_law_BNV.topk(2, -1).values.unbind(-1)
+        return first_BN - second_BN
+    return model_law_BNV.amax(-1)
+
+
 @rule_factory
-def most_confident(count: int) -> SelectionRule:
-    """The `count` blanks with the most confident tokens; of equals the first."""
+def most_confident(count: int, by: str = "confidence") -> SelectionRule:
+    """The `count` blanks with the most confident tokens; of equals the first. By margin or entropy
+    it is the law that counts, whatever is drawn from it (Dream's orders)."""
 
     def rule(
         where_BN: Tensor, law_BNV: Tensor, model_law_BNV: Tensor, sample: Sampler
     ) -> Selection:
         token_BN, confidence_BN = sample_with_confidence(where_BN, law_BNV, model_law_BNV, sample)
+        if by != "confidence":
+            confidence_BN = certainty(by, model_law_BNV).masked_fill(where_BN < 0, -1.0)
         order_BN = confidence_BN.sort(dim=1, descending=True, stable=True).indices
         step_N = torch.arange(order_BN.shape[1], device=order_BN.device)
         rank_BN = torch.empty_like(order_BN).scatter_(1, order_BN, step_N.expand_as(order_BN))
@@ -129,16 +143,17 @@ def reveal(probability: float) -> SelectionRule:
 
 
 @rule_factory
-def ranking(worth: float) -> Callable[..., Ranking]:
-    """Rank the blanks by confidence. A number of them is worth guessing while the chance that all
-    are right is at least `worth`."""
+def ranking(by: str = "confidence") -> Callable[..., Ranking]:
+    """The likeliest token of every blank, how confident the model is of it, and what blanks are
+    decided in the order of; 0 where there is no blank."""
 
     def rule(where_BN: Tensor, model_law_BNV: Tensor, sample: Sampler) -> Ranking:
         confidence_BN, token_BN = model_law_BNV.max(-1)
-        confidence_BN = confidence_BN.masked_fill(where_BN < 0, -1.0)
-        sorted_BN, order_BN = confidence_BN.sort(dim=1, descending=True, stable=True)
-        all_right_BN = sorted_BN.clamp(min=0).cumprod(1)
-        worthwhile_B = ((all_right_BN >= worth) & (sorted_BN >= 0)).sum(1)
-        return Ranking.of_batch(tokens=token_BN, order=order_BN, worthwhile=worthwhile_B)
+        padding_BN = where_BN < 0
+        return Ranking.of_batch(
+            tokens=token_BN,
+            confidence=confidence_BN.masked_fill(padding_BN, 0.0),
+            score=certainty(by, model_law_BNV).masked_fill(padding_BN, 0.0),
+        )
 
     return rule

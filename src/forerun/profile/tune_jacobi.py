@@ -20,23 +20,13 @@ from forerun.profile.tune import (
     no_report,
 )
 
-MOST_CANDIDATE_ROWS = 256  # block * candidates
-
 
 @dataclass(frozen=True)
 class JacobiGrid:
     """The options of multi-block decoding that are tried on one block."""
 
-    blocks: Sequence[int] = (4, 8, 16, 32)
+    blocks: Sequence[int] = (4, 8, 16, 32, 64, 128, 256)
     candidates: Sequence[int] = (0, 1, 3, 7)
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """(block, candidates), as far as a forward holds them."""
-        return [(b, c) for b in self.blocks for c in self.candidates if _fits(b, c)]
-
-
-def _fits(block: int, candidates: int) -> bool:
-    return block * candidates <= MOST_CANDIDATE_ROWS
 
 
 def tune_jacobi(
@@ -85,13 +75,24 @@ def tune_jacobi(
 def _one_block(
     grid: JacobiGrid, measure: Callable[..., TriedOptions]
 ) -> tuple[list[TriedOptions], SurfacePeak]:
-    """The grid on one block with refills, and the peak of the surface through it, measured too."""
-    pairs = grid.pairs()
-    rows = [measure(block=b, candidates=c, blocks=1, refill=True) for b, c in pairs]
-    points = [Measured(b, c, row.speed.tokens_per_second) for (b, c), row in zip(pairs, rows)]
+    """The grid on one block with refills, and the peak of the surface through it, measured too.
+
+    Larger blocks are tried until one is slower than half of the fastest: where rows cost time, none
+    beyond it will do better.
+    """
+    tried: dict[tuple[int, int], TriedOptions] = {}
+    best = 0.0
+    for block in sorted(grid.blocks):
+        for candidates in grid.candidates:
+            row = measure(block=block, candidates=candidates, blocks=1, refill=True)
+            tried[block, candidates] = row
+        fastest_here = max(tried[block, c].speed.tokens_per_second for c in grid.candidates)
+        best = max(best, fastest_here)
+        if fastest_here < best / 2:
+            break
+    points = [Measured(b, c, row.speed.tokens_per_second) for (b, c), row in tried.items()]
     peak = surface_peak(points)
-    block = peak.block
-    candidates = peak.candidates
-    if (block, candidates) not in pairs and _fits(block, candidates):
-        rows.append(measure(block=block, candidates=candidates, blocks=1, refill=True))
-    return rows, peak
+    if (peak.block, peak.candidates) not in tried:
+        row = measure(block=peak.block, candidates=peak.candidates, blocks=1, refill=True)
+        tried[peak.block, peak.candidates] = row
+    return list(tried.values()), peak

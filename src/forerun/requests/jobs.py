@@ -169,7 +169,9 @@ class Job:
             text=text,
             token_ids=seq.output,
             finish_reason=seq.finish_reason or "cancelled",
-            **promise_of(self.request.method, self.model.name, self._read_by()),
+            **promise_of(
+                self.request.method, self.request.options, self.model.name, self._read_by()
+            ),
             stats=stats,
             trace=seq.trace.events,
             prompt_ids=self.prompt,

@@ -27,6 +27,8 @@ class Stats:
     # tokens per verdict on a draft, the resampled or bonus token included
     acceptance_length: float | None
     acceptance_rate: float | None  # accepted tokens per drafted token
+    # accepted tokens per token judged; what follows a rejected one is not (papers: alpha)
+    alpha: float | None
     acceptance_histogram: dict[int, int]  # accepted tokens -> verdicts
     seconds: float  # from the first forward to the last token; waiting for a lane not included
     queued_seconds: float
@@ -35,7 +37,7 @@ class Stats:
     first_token_seconds: float | None = None
 
 
-NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, {}, 0.0, 0.0, 0.0)
+NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, None, {}, 0.0, 0.0, 0.0)
 
 
 def stats_of(
@@ -55,6 +57,8 @@ def stats_of(
     extra = sum(event.forward in accepted for event in added)
     total = sum(accepted.values())
     drafted = sum(len(event.drafted) for event in trace.events)
+    rejections = sum(bool(event.rejected) for event in trace.drafts())
+    judged = total + rejections
     return Stats(
         prompt_tokens=prompt_tokens,
         tokens=tokens,
@@ -63,6 +67,7 @@ def stats_of(
         tokens_per_forward=tokens / trace.forwards if trace.forwards else 0.0,
         acceptance_length=(total + extra) / len(accepted) if accepted else None,
         acceptance_rate=total / drafted if drafted else None,
+        alpha=total / judged if judged else None,
         acceptance_histogram=dict(sorted(Counter(accepted.values()).items())),
         seconds=seconds,
         queued_seconds=queued_seconds,
@@ -78,15 +83,18 @@ class Promise(TypedDict):
     model: str
     guarantee: str
     reference: str
+    reason: str
 
 
-def promise_of(method: Method, model: str, constraint: str = "") -> Promise:
+def promise_of(method: Method, options: object, model: str, constraint: str = "") -> Promise:
     """`constraint` says how one is read, if there is one."""
+    claim = method.claim(options)
     return {
         "method": method.name,
         "model": model,
-        "guarantee": method.guarantee,
-        "reference": f"{method.reference} on {model}{constraint}",
+        "guarantee": claim.guarantee,
+        "reference": f"{claim.reference} on {model}{constraint}",
+        "reason": claim.reason,
     }
 
 
@@ -103,6 +111,7 @@ class Result:
     reference: str  # what the guarantee is relative to
     stats: Stats
     trace: list[Event] = field(repr=False)
+    reason: str = ""  # why it is approximate, and what it equals all the same
     prompt_ids: list[int] = field(repr=False, default_factory=list)
     stopped_by: str | int | None = None  # the stop string or token, if one ended the text
     logprobs: list[TokenLogprob] | None = field(repr=False, default=None)
@@ -113,6 +122,12 @@ class Result:
     recorded: Sequence[Mapping[str, Any]] | None = field(repr=False, default=None)
     parsed: Any = None  # the value of a text that a constraint has made
     tool_calls: list[ToolCall] | None = None  # where tools were given: the calls in the text
+
+    @property
+    def promise(self) -> str:
+        """Its guarantee and reference in words."""
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.guarantee}{why}, reference: {self.reference}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the trace."""
@@ -125,6 +140,7 @@ class Result:
             "model": self.model,
             "guarantee": self.guarantee,
             "reference": self.reference,
+            "reason": self.reason,
             "stats": asdict(self.stats),
         }
         if self.logprobs is not None:

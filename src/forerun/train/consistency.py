@@ -83,10 +83,12 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
     schedule: str = "progressive"
     window: int = 8  # w, blocks per window
     # what a noisy block sees before it: noisy blocks, those of its window, or the text (Table 5)
-    context: str = "noisy"
-    own_weight: float = 0.0  # of the autoregressive loss on the model's own text, as in equation 9
-    real_weight: float = 1.0  # of the autoregressive loss on the corpus: it keeps the held-out loss
-    start: str = "repeat"  # the first guess
+    context: str = "clean"
+    # of the autoregressive loss on the model's own text (equation 9): without it the model takes
+    # its own text for guesses, and the text gets worse
+    own_weight: float = 1.0
+    real_weight: float = 2.0  # of the autoregressive loss on the corpus: it keeps the held-out loss
+    start: str = "random"  # the first guess
     sequences: int = 8192  # that the model writes, with their trajectories, before training begins
 
     def __post_init__(self) -> None:
