@@ -214,6 +214,7 @@ def test_a_gguf_file_loads_and_generates_what_transformers_generates(tmp_path):
 
     write_gguf(str(tmp_path / "tiny.gguf"))
     m = forerun.load(str(tmp_path / "tiny.gguf"), lanes=1)
+    assert m.backbone.has_fixed_kernels  # its weights are plain once they are read
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
     )

@@ -58,12 +58,21 @@ def fits(model: PreTrainedModel, context: int) -> bool:
     base: Any = model.model
     parts = [part for layer in base.layers for part in (*_projections(layer), *_gates(layer))]
     parts += [end for layer in base.layers for end in (layer.self_attn.o_proj, layer.mlp.down_proj)]
-    quantised = getattr(config, "quantization_config", None) is not None
-    if quantised or not all(type(part) is nn.Linear for part in parts):
+    if _names_quantisation(config) or not all(type(part) is nn.Linear for part in parts):
         return False
     types = getattr(config, "layer_types", None) or ["sliding_attention"]
     window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
     return window is None or window >= context
+
+
+def _names_quantisation(config: Any) -> bool:
+    """Does a config say that weights are packed? Those of a .gguf file are not, once they are read,
+    though the config still says what they were."""
+    named: Any = getattr(config, "quantization_config", None)
+    if named is None:
+        return False
+    method = named.get("quant_method") if isinstance(named, dict) else named.quant_method
+    return str(getattr(method, "value", method)) != "gguf"
 
 
 class LeanBackbone(SlottedBackbone):

@@ -131,7 +131,7 @@ TILINGS = {
     "gated": {
         16: ProductTiling(16, 32, 128, 4),
         32: ProductTiling(32, 64, 64, 3, transposed=True),
-        64: ProductTiling(64, 64, 128, 4, transposed=True),
+        64: ProductTiling(64, 64, 64, 3),
         128: ProductTiling(128, 64, 64, 5, warps=8),
         512: ProductTiling(128, 128, 64, 4, warps=8),
     },
