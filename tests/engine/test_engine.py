@@ -13,7 +13,7 @@ from forerun.backbones import attention
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
 from forerun.engine.host import Work
-from forerun.engine.pack import Batch, make_tiles, stack
+from forerun.engine.pack import Batch, _any_bounds, _plain_bounds, make_tiles, stack
 from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
@@ -476,3 +476,20 @@ def test_every_share_of_a_long_text_has_a_program_if_there_are_few_tiles():
         assert tiles_of(1, held=held - 1).splits == splits
     assert tiles_of(1, held=999, programs=4).splits == 1
     assert tiles_of(1, held=999, programs=5).splits == 4
+
+
+def test_tiles_of_plain_text_are_those_of_any_rows():
+    """One is arithmetic, the other looks at every row."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        work = []
+        for _ in range(rng.integers(1, 5)):
+            length, guessed = int(rng.integers(1, 60)), int(rng.integers(0, 40))
+            text = rng.integers(0, 9, length).astype(np.int32)
+            plan = Causal.after(text, [list(range(guessed))])
+            work.append((int(rng.integers(0, 9)), plan, int(rng.integers(0, length))))
+        batch = Batch(work, 128, torch.device("cpu"))
+        for low, high in ((4, 16), (1, 8), (16, 64)):
+            plain, height = _plain_bounds(batch.segments, low, high)
+            looked_at, same_height = _any_bounds(batch, low, high)
+            assert height == same_height and np.array_equal(plain, looked_at)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from forerun.engine import engine as engine_file
-from forerun.engine.rules import RuleProgram, Rules
+from forerun.engine.rules import RuleProgram, Rules, note
 from forerun.errors import NotAble
 from forerun.methods import autoregressive
 from forerun.options import Sampling
@@ -125,3 +125,10 @@ def test_a_rule_must_return_an_outcome_of_every_sequence():
         rules.apply([Asked(lambda p, sample: 3)])
     with pytest.raises(NotAble, match="one row per sequence"):
         rules.apply([Asked(lambda p, sample: Token.of_batch(token=torch.zeros(2)))])
+
+
+def test_rules_that_came_and_went_are_not_kept():
+    seen = set()
+    for number in range(3000):
+        note(seen, number)
+    assert 2999 in seen and len(seen) <= 1024

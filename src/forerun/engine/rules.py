@@ -43,6 +43,7 @@ MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
 ROWS = (1, 2, 3, 5, 7, 9, 12, 17, 24, 33, 48, 65, 96, 129, 192, 257)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_PROGRAMS = 128
+MOST_NOTED = 1024  # sizes that were met once
 MOST_BYTES = 1 << 29  # of logits in one program: above it, launches do not matter
 TOLERANCE = 1e-4  # of fractions in an outcome
 log = logging.getLogger("forerun")
@@ -94,7 +95,7 @@ class Rules:
             self.programs.move_to_end(size)
             with current_device(batch.device):
                 return self.programs[size].run(batch)
-        self._seen_once.add(size)
+        note(self._seen_once, size)
         return self._apply_plain(batch)
 
     def _capturable_size(self, batch: RuleBatch) -> ProgramSize | None:
@@ -122,12 +123,19 @@ class Rules:
                 check_same(plain.outcomes(), program.run(batch).outcomes())
         except Exception as error:  # whatever stands in the way, the plain code can do it
             log.warning("rule %s runs by its plain code: %s", batch.rule, error)
-            self._not_capturable.add(batch.rule)
+            note(self._not_capturable, batch.rule)
             return plain
         self.programs[size] = program
         if len(self.programs) > MOST_PROGRAMS:
             self.programs.popitem(last=False)
         return plain
+
+
+def note(seen: set[Any], one: object) -> None:
+    """Add to a set that is begun anew when it is large: rules made from options come and go."""
+    if len(seen) >= MOST_NOTED:
+        seen.clear()
+    seen.add(one)
 
 
 class RuleBatch:
