@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
@@ -11,7 +13,8 @@ from forerun.api import Model
 from forerun.requests.jobs import Jobs
 from forerun.serve import fill
 from forerun.serve.encoding import JsonResponse
-from forerun.serve.errors import refused
+from forerun.serve.errors import FIELDS, refused
+from forerun.serve.forms import form_options
 from forerun.serve.orders import (
     DEFAULT_COMPLETION,
     How,
@@ -25,7 +28,7 @@ from forerun.serve.server import check_key, client_of, server_of
 from forerun.serve.shapes import Completions, listed
 from forerun.serve.sse import EventStream, begun, streamed, whole
 from forerun.serve.streams import Ask
-from forerun.serve.wire import CompletionRequest, Prompt, refuse_form, refuse_unsupported
+from forerun.serve.wire import CompletionRequest, Prompt, refuse_unsupported
 
 router = APIRouter(dependencies=[Depends(check_key)])
 
@@ -34,15 +37,16 @@ router = APIRouter(dependencies=[Depends(check_key)])
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts, or fill the gap before a suffix."""
     refuse_unsupported(body)
-    refuse_form(body.response_format)
+    form = form_options(body, body.response_format)
     if body.suffix is not None:
+        check_free(form)
         return await fill.completion(body, request)
     check_echo(body)
     server = server_of(request)
     prompts = listed(body.prompt)
     check_sequences(len(prompts) * body.samples, server.settings.max_sequences)
     prediction = body.prediction.text if body.prediction is not None else None
-    how = await how_to(server.models, body, prediction, logprobs=body.logprobs)
+    how = await how_to(server.models, body, prediction, logprobs=body.logprobs, **form)
     ask = Ask(
         partial(submit, body, prompts, how),
         body.model,
@@ -57,6 +61,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         traces = body.forerun.trace == "stream"
         return EventStream(decoding, streamed(decoding, shape, traces))
     return JsonResponse(shape.whole(await whole(request, decoding)))
+
+
+def check_free(form: Mapping[str, Any]) -> None:
+    """What fills the gap before a suffix is not held to a form."""
+    for name in form:
+        given = FIELDS.get(name, name)
+        raise refused(f"{given} cannot be had together with suffix.", given, "unsupported")
 
 
 def check_echo(body: CompletionRequest) -> None:
