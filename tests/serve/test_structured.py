@@ -5,14 +5,16 @@ import re
 import sys
 import threading
 
-import jsonschema
 import openai
 import pytest
 
-from forerun.constraints import llguidance_engine
-from tests.serve.servers import in_process, local_server
+from forerun.serve.models import Models
+from forerun.serve.server import Server
+from forerun.serve.settings import Settings
+from tests.serve.servers import Live, in_process, local_server
 
 pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
 
 SCHEMA = {
     "type": "object",
@@ -82,6 +84,18 @@ def test_a_chat_writes_json_of_a_schema(client, method):
     assert r.forerun["reference"].endswith("with schema as llguidance reads it")
     content, _, reason = streamed(client, response_format=FORMAT)
     assert (json.loads(content).keys(), reason) == ({"kind", "legs"}, "stop")
+
+
+def test_the_embedded_model_writes_forms_and_calls():
+    settings = Settings(models=["zoo:ar"], lanes=2, chat_template="plain")
+    with Live(Server.of(settings, Models(settings))) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+        how = dict(model="zoo:ar", max_tokens=200, extra_body={"forerun": {"method": "lookup"}})
+        pet = chat(client, response_format=FORMAT, **how)
+        jsonschema.validate(json.loads(pet.choices[0].message.content), SCHEMA)
+        told = whole(client, tools=TOOLS, tool_choice=NAMED, temperature=0, **how)
+        assert told[1][0][0] == "weather" and told[2] == "tool_calls"
+        assert streamed(client, tools=TOOLS, tool_choice=NAMED, temperature=0, **how) == told
 
 
 def test_openai_python_parses_what_it_asked_for(client):
@@ -264,6 +278,8 @@ def test_a_suffix_cannot_have_a_form(client):
 
 
 def test_grammars_are_compiled_off_the_event_loop(monkeypatch):
+    from forerun.constraints import llguidance_engine
+
     threads = []
     make = llguidance_engine.LlguidanceGrammar.__init__
 

@@ -222,10 +222,12 @@ class ToolCallParser:
 
     def _look_for_a_bare_call(self) -> None:
         """Without tags, what does not begin as a call does is text, and need not wait."""
-        if not self.form.opening and self._call is not None and not self._call.text.strip():
-            if self._held.strip()[:1] not in ("", "{"):
-                self._held = self._call.text + self._held
-                self._call = None
+        call = self._call
+        if self.form.opening or call is None or call.text.strip():
+            return
+        if self._held.strip()[:1] not in ("", "{"):
+            self._held = call.text + self._held
+            self._call = None
 
     def _step(self, found: list[Delta]) -> bool:
         """Go on to the next tag, if it has come. Whether it has."""

@@ -28,9 +28,8 @@ log = logging.getLogger("forerun.serve")
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
-ARGUMENT = re.compile(
-    r"([a-z_]+)(?==|: | has | is | must )"
-)  # that one of our messages begins with
+# The argument that one of our messages begins with.
+ARGUMENT = re.compile(r"([a-z_]+)(?==|: | has | is | must )")
 FIELDS = {"schema": "response_format"}  # arguments that clients know by another name
 
 
