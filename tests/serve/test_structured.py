@@ -242,8 +242,13 @@ def test_a_conversation_goes_on_after_a_call(live):
         (dict(tools=[{"type": "function"}]), "tools: ", "tools"),
         (
             dict(tools=TOOLS, tool_choice="required", response_format=FORMAT),
-            "leave one out",
+            "response_format cannot be had together with tool_choice",
             "response_format",
+        ),
+        (
+            dict(tools=TOOLS, tool_choice="auto", extra_body={"regex": "a"}),
+            "regex cannot be had together with tool_choice",
+            "regex",
         ),
     ],
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
@@ -13,8 +11,8 @@ from forerun.api import Model
 from forerun.requests.jobs import Jobs
 from forerun.serve import fill
 from forerun.serve.encoding import JsonResponse
-from forerun.serve.errors import FIELDS, refused
-from forerun.serve.forms import form_options
+from forerun.serve.errors import refused
+from forerun.serve.forms import check_free, form_options
 from forerun.serve.orders import (
     DEFAULT_COMPLETION,
     How,
@@ -39,7 +37,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     refuse_unsupported(body)
     form = form_options(body, body.response_format)
     if body.suffix is not None:
-        check_free(form)
+        check_free(form, "suffix")
         return await fill.completion(body, request)
     check_echo(body)
     server = server_of(request)
@@ -61,13 +59,6 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         traces = body.forerun.trace == "stream"
         return EventStream(decoding, streamed(decoding, shape, traces))
     return JsonResponse(shape.whole(await whole(request, decoding)))
-
-
-def check_free(form: Mapping[str, Any]) -> None:
-    """What fills the gap before a suffix is not held to a form."""
-    for name in form:
-        given = FIELDS.get(name, name)
-        raise refused(f"{given} cannot be had together with suffix.", given, "unsupported")
 
 
 def check_echo(body: CompletionRequest) -> None:

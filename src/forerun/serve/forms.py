@@ -17,7 +17,7 @@ from forerun.requests.tools import (
     tool_format,
     tool_spec,
 )
-from forerun.serve.errors import refused
+from forerun.serve.errors import FIELDS, refused
 from forerun.serve.wire import CONSTRAINTS, ChatRequest, Constrained
 
 
@@ -27,6 +27,14 @@ def form_options(body: Constrained, response_format: Any) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in CONSTRAINTS}
     found = {name: value for name, value in given.items() if value is not None}
     return {**response_format_options(response_format), **found}
+
+
+def check_free(options: Mapping[str, Any], other: str) -> None:
+    """Refuse a form where there is something that does not go with one."""
+    for name in ("schema", *CONSTRAINTS):
+        if options.get(name) is not None:
+            field = FIELDS.get(name, name)
+            raise refused(f"{field} cannot be had together with {other}.", field, "unsupported")
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,8 @@ class Tools:
             spec = tool_spec(self.tools, self.choice, call_format(model), self.parallel)
         except RecursionError:
             raise refused("tools are nested too deep.", "tools") from None
-        if spec is not None and options.get("schema") is not None:
-            raise refused(
-                "response_format and tool_choice cannot be had together: leave one out.",
-                "response_format",
-            )
+        if spec is not None:
+            check_free(options, "tool_choice")
         return with_constraint(options, spec)
 
 
