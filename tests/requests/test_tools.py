@@ -85,6 +85,23 @@ def test_a_bare_call_is_the_whole_text():
     assert tool_format("… <tool_call> …") is TAGGED and tool_format(None) is TAGGED
 
 
+def test_text_instead_of_a_bare_call_does_not_wait():
+    parser = ToolCallParser(BARE)
+    pieces = [" ", "\n", "So", " it is {"]
+    told = [[delta.content for delta in parser.push(piece)] for piece in pieces]
+    assert told == [[], [], [" \nSo"], [" it is {"]]
+    assert parser.finish() == [] and parser.calls == []
+
+
+def test_a_call_that_is_cut_off_is_told_once():
+    parser = ToolCallParser()
+    deltas = parser.push('a<tool_call>\n{"name": "f", "arguments": {"a": "1</tool')
+    deltas += parser.finish()
+    assert told(deltas) == ("a", [{"name": "f", "arguments": '{"a": "1</tool'}])
+    assert parser.calls == [] and parser.cut == ToolCall("f", '{"a": "1</tool')
+    assert parse_calls('<tool_call>\n{"na') == ('<tool_call>\n{"na', [])
+
+
 def test_functions_are_tools_too():
     def add(a: int, b: int) -> int:
         """

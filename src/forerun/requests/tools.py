@@ -196,12 +196,14 @@ class ToolCallParser:
         self.form = form
         self.calls: list[ToolCall] = []
         self.content = ""
+        self.cut: ToolCall | None = None  # a call that was told in part when the text ended
         self._held = ""  # text that is not told yet
         self._call: _OpenCall | None = None if form.opening else _OpenCall(0, form)
 
     def push(self, piece: str) -> list[Delta]:
         """What a piece adds."""
         self._held += piece
+        self._look_for_a_bare_call()
         found: list[Delta] = []
         while self._step(found):
             pass
@@ -211,12 +213,21 @@ class ToolCallParser:
         """The text is over: tell what was held back."""
         found: list[Delta] = []
         if self._call is not None:
-            self._call.take(self._held)
-            found += self._close()
+            found += self._call.take(self._held)
+            found += self._close(over=True)
         elif self._held:
             found.append(self._say(self._held))
         self._held = ""
         return found
+
+    def _look_for_a_bare_call(self) -> None:
+        """Without tags, what does not begin as a call does is text, and need not wait."""
+        call = self._call
+        if self.form.opening or call is None or call.text.strip():
+            return
+        if self._held.strip()[:1] not in ("", "{"):
+            self._held = call.text + self._held
+            self._call = None
 
     def _step(self, found: list[Delta]) -> bool:
         """Go on to the next tag, if it has come. Whether it has."""
@@ -240,14 +251,18 @@ class ToolCallParser:
         self.content += text
         return Delta(content=text)
 
-    def _close(self) -> list[Delta]:
-        """A call is complete. What is no call is content."""
+    def _close(self, over: bool = False) -> list[Delta]:
+        """A call is complete, or the text is over. What is no call is content."""
         assert self._call is not None
         call = self._call
         self._call = None
         made, rest = call.close()
+        if made is None and over and call.told is not None:
+            self.cut = call.told
+            return []
         if made is None:
-            return [self._say(f"{self.form.opening}{call.text}{self.form.closing}")]
+            closing = "" if over else self.form.closing
+            return [self._say(f"{self.form.opening}{call.text}{closing}")]
         self.calls.append(made)
         return rest
 
@@ -282,6 +297,11 @@ class _OpenCall:
         if arguments:
             found.append(Delta(index=self.index, arguments=arguments))
         return found
+
+    @property
+    def told(self) -> ToolCall | None:
+        """The part of it that was told, if its name was."""
+        return None if self._name is None else ToolCall(self._name, self._value.text, self._id)
 
     def close(self) -> tuple[ToolCall | None, list[Delta]]:
         """The whole call, or None if it is none; and what of it was not told."""

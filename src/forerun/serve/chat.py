@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,7 @@ from forerun.requests.jobs import Jobs
 from forerun.requests.prompts import check_template
 from forerun.serve.encoding import JsonResponse
 from forerun.serve.errors import refused
+from forerun.serve.forms import Tools, call_format, form_options, tools_of
 from forerun.serve.orders import (
     How,
     check_fits,
@@ -24,10 +26,10 @@ from forerun.serve.orders import (
     submit_prompts,
 )
 from forerun.serve.server import check_key, client_of, server_of
-from forerun.serve.shapes import ChatCompletions
+from forerun.serve.shapes import ChatCompletions, ChatWithTools
 from forerun.serve.sse import EventStream, begun, streamed, whole
 from forerun.serve.streams import Ask
-from forerun.serve.wire import ChatRequest, Sampled, refuse_form, refuse_unsupported
+from forerun.serve.wire import ChatRequest, Sampled, refuse_unsupported
 
 router = APIRouter(dependencies=[Depends(check_key)])
 
@@ -52,16 +54,17 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     refuse_unsupported(body)
-    refuse_form(body.response_format)
-    check_tools(body)
+    form = form_options(body, body.response_format)
+    tools = tools_of(body)
     server = server_of(request)
     check_sequences(body.samples, server.settings.max_sequences)
     prediction = body.prediction.text if body.prediction is not None else None
-    how = await how_to(server.models, body, prediction, logprobs=alternatives(body))
+    how = await how_to(server.models, body, prediction, logprobs=alternatives(body), **form)
     chat = Chat(
         plain_messages(body.messages),
         most_tokens(body),
-        {**template_options(body), **({"tools": body.tools} if body.tools else {})},
+        template_options(body),
+        tools,
     )
     ask = Ask(
         partial(submit, body, chat, how),
@@ -73,6 +76,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
     decoding = await begun(request, server.decodings, ask)
     shape = ChatCompletions(decoding, body, how)
+    if tools is not None:
+        shape = ChatWithTools(decoding, body, how, form=call_format(decoding.model))
     if body.stream:
         traces = body.forerun.trace == "stream"
         return EventStream(decoding, streamed(decoding, shape, traces))
@@ -81,21 +86,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, how long the answer may be, and options of the template."""
+    """A conversation, how long the answer may be, options of the template, and tools."""
 
     messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None
     template: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_tools(body: ChatRequest) -> None:
-    """Tools go to the template. An answer that must call one cannot be promised yet."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise refused(
-            "tool_choice must be 'none' or 'auto' here: a call cannot be forced.",
-            "tool_choice",
-            "unsupported",
-        )
+    tools: Tools | None = None
 
 
 def template_options(body: ChatRequest) -> dict[str, Any]:
@@ -134,8 +130,27 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             raise refused(f"messages[{number}].role={role!r} is none of {', '.join(ROLES)}.")
         text = plain_text(message.get("content"), f"messages[{number}].content")
         named = "system" if role == "developer" else role
-        found.append({**message, "role": named, "content": text})
+        calls = plain_calls(message.get("tool_calls"))
+        found.append({**message, **calls, "role": named, "content": text})
     return found
+
+
+def plain_calls(calls: Any) -> dict[str, Any]:
+    """Earlier calls as templates know them: their arguments are values, and not JSON."""
+    if not isinstance(calls, list):
+        return {}
+    return {"tool_calls": [_with_values(call) for call in calls]}
+
+
+def _with_values(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        values = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call  # what a model wrote may be anything
+    return {**call, "function": {**function, "arguments": values}}
 
 
 def plain_text(content: Any, where: str) -> str:
@@ -157,7 +172,12 @@ def plain_text(content: Any, where: str) -> str:
 def submit(body: Sampled, chat: Chat, how: How, model: Model) -> Jobs:
     """Hand the conversation to the engine. Without a limit, an answer may fill the context."""
     check_template(model)
-    ids = prompt_ids(model, None, list(chat.messages), chat.template)
+    arguments = how.arguments(model)
+    template = dict(chat.template)
+    if chat.tools is not None:
+        arguments = chat.tools.constrain(model, arguments)
+        template["tools"] = chat.tools.tools
+    ids = prompt_ids(model, None, list(chat.messages), template)
     check_fits(model, ids, chat.max_tokens)
     room = model.context - len(ids[0])
     return submit_prompts(
@@ -166,5 +186,5 @@ def submit(body: Sampled, chat: Chat, how: How, model: Model) -> Jobs:
         max_tokens=chat.max_tokens or room,
         streams=bool(body.stream),
         traces=body.forerun.trace == "stream",
-        **how.arguments(model),
+        **arguments,
     )

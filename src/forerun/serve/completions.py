@@ -12,6 +12,7 @@ from forerun.requests.jobs import Jobs
 from forerun.serve import fill
 from forerun.serve.encoding import JsonResponse
 from forerun.serve.errors import refused
+from forerun.serve.forms import check_free, form_options
 from forerun.serve.orders import (
     DEFAULT_COMPLETION,
     How,
@@ -25,7 +26,7 @@ from forerun.serve.server import check_key, client_of, server_of
 from forerun.serve.shapes import Completions, listed
 from forerun.serve.sse import EventStream, begun, streamed, whole
 from forerun.serve.streams import Ask
-from forerun.serve.wire import CompletionRequest, Prompt, refuse_form, refuse_unsupported
+from forerun.serve.wire import CompletionRequest, Prompt, refuse_unsupported
 
 router = APIRouter(dependencies=[Depends(check_key)])
 
@@ -34,15 +35,16 @@ router = APIRouter(dependencies=[Depends(check_key)])
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue prompts, or fill the gap before a suffix."""
     refuse_unsupported(body)
-    refuse_form(body.response_format)
+    form = form_options(body, body.response_format)
     if body.suffix is not None:
+        check_free(form, "suffix")
         return await fill.completion(body, request)
     check_echo(body)
     server = server_of(request)
     prompts = listed(body.prompt)
     check_sequences(len(prompts) * body.samples, server.settings.max_sequences)
     prediction = body.prediction.text if body.prediction is not None else None
-    how = await how_to(server.models, body, prediction, logprobs=body.logprobs)
+    how = await how_to(server.models, body, prediction, logprobs=body.logprobs, **form)
     ask = Ask(
         partial(submit, body, prompts, how),
         body.model,

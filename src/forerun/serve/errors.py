@@ -28,7 +28,9 @@ log = logging.getLogger("forerun.serve")
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
-ARGUMENT = re.compile(r"([a-z_]+)(?==| has | is | must )")  # that one of our messages begins with
+# The argument that one of our messages begins with.
+ARGUMENT = re.compile(r"([a-z_]+)(?==|: | has | is | must )")
+FIELDS = {"schema": "response_format"}  # arguments that clients know by another name
 
 
 class ApiError(Exception):
@@ -103,7 +105,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return unavailable("this model, or its draft, cannot be loaded here.", "not_loaded")
     if isinstance(error, ForerunError):
         argument = ARGUMENT.match(str(error))
-        return refused(str(error), argument[1] if argument else None)
+        name = argument[1] if argument else None
+        return refused(str(error), FIELDS.get(name, name) if name else None)
     log.error("internal error", exc_info=error)
     return internal()
 

@@ -232,13 +232,13 @@ class FilledStream:
     def opening(self) -> Iterable[Any]:
         return ()
 
-    def piece(self, index: int, text: str) -> Any:
-        return self.shape.piece(index, text)
+    def pieces(self, index: int, text: str) -> Iterable[Any]:
+        return self.shape.pieces(index, text)
 
     def closing(self, results: list[list[Result]]) -> Iterable[Any]:
         done = filled(results, self.stops)
         for index, result in enumerate(result for group in done for result in group):
-            yield self.shape.piece(index, result.text)
+            yield from self.shape.pieces(index, result.text)
         yield from self.shape.closing(done)
 
     def trace(self, traced: Traced) -> Any:
@@ -255,8 +255,8 @@ class LlamaFill:
     def opening(self) -> Iterable[Any]:
         return ()
 
-    def piece(self, index: int, text: str) -> Any:
-        return {"index": index, "content": text, "stop": False}
+    def pieces(self, index: int, text: str) -> Iterable[Any]:
+        yield {"index": index, "content": text, "stop": False}
 
     def closing(self, results: list[list[Result]]) -> Iterable[Any]:
         yield {**self.whole(results), "content": ""}

@@ -16,11 +16,12 @@ from forerun.serve import answers
 from forerun.serve.chat import Chat, plain_messages, submit
 from forerun.serve.encoding import JsonResponse
 from forerun.serve.errors import as_api_error, refused
+from forerun.serve.forms import form_options
 from forerun.serve.orders import How, how_to
 from forerun.serve.server import check_key, client_of, server_of
 from forerun.serve.sse import EventStream, begun, event, whole
 from forerun.serve.streams import Ask, Decoding, Text, first_error
-from forerun.serve.wire import ResponsesRequest, refuse_form, refuse_unsupported
+from forerun.serve.wire import ResponsesRequest, refuse_unsupported
 
 router = APIRouter(dependencies=[Depends(check_key)])
 
@@ -29,8 +30,9 @@ router = APIRouter(dependencies=[Depends(check_key)])
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answer an input."""
     check(body)
+    form = form_options(body, response_format(body))
     server = server_of(request)
-    how = await how_to(server.models, body, logprobs=body.top_logprobs)
+    how = await how_to(server.models, body, logprobs=body.top_logprobs, **form)
     chat = Chat(messages_of(body), body.max_output_tokens)
     ask = Ask(
         partial(submit, body, chat, how),
@@ -54,10 +56,22 @@ def check(body: ResponsesRequest) -> None:
         raise refused("tools are not supported here: use chat completions.", "tools", "unsupported")
     if body.samples != 1:
         raise refused("n must be 1: a response is one answer.", "n")
-    if body.text is not None:
-        refuse_form(body.text.get("format"), "text.format")
     if body.max_output_tokens == 0:
         raise refused("max_output_tokens=0 must be 1 or more.", "max_output_tokens")
+
+
+def text_format(body: ResponsesRequest) -> Any:
+    """The form that was asked for, as it was."""
+    asked = (body.text or {}).get("format")
+    return {"type": "text"} if asked is None else asked
+
+
+def response_format(body: ResponsesRequest) -> Any:
+    """The same as chats have it: there a schema and its name stand one level deeper."""
+    asked = text_format(body)
+    if isinstance(asked, dict) and asked.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": asked}
+    return asked
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -106,7 +120,7 @@ class Responses:
             "previous_response_id": None,
             "store": False,
             "temperature": sampling["temperature"],
-            "text": {"format": {"type": "text"}},
+            "text": {"format": text_format(self.body)},
             "tool_choice": "none",
             "tools": [],
             "top_p": sampling.get("top_p", 1.0),

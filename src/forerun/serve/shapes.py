@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from forerun.requests.result import Result
 from forerun.requests.scoring import with_texts
+from forerun.requests.tools import TAGGED, ToolFormat
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.serve import answers
+from forerun.serve.forms import Message, message_of
 from forerun.serve.orders import How
 from forerun.serve.streams import Decoding, Traced
 from forerun.serve.wire import CompletionRequest, Prompt, Sampled
@@ -95,8 +97,8 @@ class Answer(ABC):
             chunk["usage"] = counts if self.body.counts_on else None
         return chunk
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        return self.chunk(index, self.content(text), self._new_logprobs(index))
+    def pieces(self, index: int, text: str) -> Iterable[Any]:
+        yield self.chunk(index, self.content(text), self._new_logprobs(index))
 
     def _new_logprobs(self, index: int) -> dict[str, Any] | None:
         """Those of tokens that came since the last chunk."""
@@ -152,6 +154,34 @@ class ChatCompletions(Answer):
     def opening(self) -> Iterable[Any]:
         for index in range(len(self.decoding.jobs)):
             yield self.chunk(index, {"delta": {"role": "assistant", "content": ""}})
+
+
+@dataclass
+class ChatWithTools(ChatCompletions):
+    """Answers that may call tools."""
+
+    form: ToolFormat = TAGGED
+    _messages: dict[int, Message] = field(default_factory=dict)  # of a stream, by sequence
+
+    def choice(self, index: int, result: Result) -> dict[str, Any]:
+        message = message_of(result.text, self.form).as_dict()
+        return {**super().choice(index, result), "message": message}
+
+    def finish(self, result: Result) -> str:
+        reason = super().finish(result)
+        called = reason == "stop" and message_of(result.text, self.form).complete
+        return "tool_calls" if called else reason
+
+    def pieces(self, index: int, text: str) -> Iterable[Any]:
+        message = self._messages.setdefault(index, Message(self.form))
+        for delta in message.push(text):
+            yield self.chunk(index, {"delta": delta}, self._new_logprobs(index))
+
+    def closing(self, results: list[list[Result]]) -> Iterable[Any]:
+        for index, message in self._messages.items():
+            for delta in message.finish():
+                yield self.chunk(index, {"delta": delta}, self._new_logprobs(index))
+        yield from super().closing(results)
 
 
 def listed(prompt: Prompt | list[Prompt] | None) -> list[Prompt]:

@@ -131,7 +131,7 @@ class Shape(Protocol):
 
     def opening(self) -> Iterable[Any]: ...
 
-    def piece(self, index: int, text: str) -> Any: ...
+    def pieces(self, index: int, text: str) -> Iterable[Any]: ...
 
     def closing(self, results: list[list[Result]]) -> Iterable[Any]: ...
 
@@ -145,7 +145,8 @@ async def streamed(decoding: Decoding, shape: Shape, traces: bool = False) -> As
             yield event(value)
         async for item in decoding:
             if isinstance(item, Text):
-                yield event(shape.piece(item.index, item.text))
+                for value in shape.pieces(item.index, item.text):
+                    yield event(value)
             elif traces:
                 yield event(shape.trace(item))
         results = await decoding.results()

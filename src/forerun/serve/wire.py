@@ -38,6 +38,7 @@ SAMPLING = (
     "seed",
     "n",
 )
+CONSTRAINTS = ("regex", "choices", "grammar")
 # What would change an answer, and what may be sent all the same because it asks for nothing.
 UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "audio": (),
@@ -161,8 +162,17 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
     return found
 
 
-class Formatted(Wire):
-    """A request that may ask for a form."""
+class Constrained(Wire):
+    """What an answer must look like, in our own words. Which engine reads it is not the client's
+    to say."""
+
+    regex: str | None = None
+    choices: list[str] | None = None
+    grammar: str | None = None
+
+
+class Formatted(Constrained):
+    """A request that may ask for a form as OpenAI has it."""
 
     response_format: dict[str, Any] | None = None
 
@@ -204,7 +214,7 @@ class ChatRequest(Sampled, Formatted):
     prediction: Prediction | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     audio: Any = None
     function_call: Any = None
@@ -216,7 +226,7 @@ class ChatRequest(Sampled, Formatted):
     web_search_options: Any = None
 
 
-class ResponsesRequest(Sampled):
+class ResponsesRequest(Sampled, Constrained):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -304,14 +314,6 @@ def refuse_unsupported(request: Sampled) -> None:
         value = getattr(request, name, None)
         if value is not None and value not in harmless:
             raise refused(f"{name} is not supported here: leave it out.", name, "unsupported")
-
-
-def refuse_form(form: Mapping[str, Any] | None, name: str = "response_format") -> None:
-    """Refuse any form of the answer but text."""
-    if form is not None and form.get("type") != "text":
-        kind = form.get("type")
-        message = f'{name} of type {kind!r} is not supported here: only "text" is.'
-        raise refused(message, name, "unsupported")
 
 
 def field_names(body: Any, where: Sequence[str]) -> list[str]:
