@@ -336,7 +336,7 @@ def test_certify_and_compare_know_what_a_masked_model_cannot_say():
 
     m = model("masked", torch.float64)
     found = certify(m, "ssd", temperature=0.0, max_tokens=8, prompts=PROMPTS, cache="dual", block=4)
-    assert found.verdict == "holds" and found.reference == "stepwise"
+    assert found.verdict == "holds" and found.reference.startswith("stepwise; identical to")
     with pytest.raises(NotAble, match="enumerate"):
         certify(m, "ssd", temperature=1.0)
     contestants = [Contestant(m, name, {"block": 4}) for name in ("stepwise", "ssd")]

@@ -112,6 +112,9 @@ def test_worth_cuts_along_the_order_of_decisions():
         async def draw(self, rule, *arguments):
             return Ranked()
 
+        def compatible(self, placement):
+            return placement
+
     class Ranked:
         tokens = [1, 2, 3, 4]
         confidence = [0.9, 0.5, 0.95, 0.99]
