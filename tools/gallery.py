@@ -43,6 +43,7 @@ SHOWN = {
     "speculative": Shown(draft="zoo:drafter"),
     "specdiff": Shown(draft="zoo:masked"),
     "specdiff-confidence": Shown(draft="zoo:masked"),
+    "specdiff-ddpm": Shown(draft="zoo:masked"),
     "s2d2": Shown(options={"router": "score", "score": "static"}),
 }
 
