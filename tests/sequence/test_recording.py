@@ -14,7 +14,12 @@ from tests.sequence.test_canvas import canvas
 
 MODELS = ("zoo:ar", "zoo:any-subset", "zoo:masked", "zoo:block")
 DRAFTS = {"speculative": "zoo:drafter", "specdiff": "zoo:masked"}
-LEFT_OUT = ("specdiff-confidence", "assd-tolerant", "predicted")  # they record as others do
+LEFT_OUT = (
+    "specdiff-confidence",
+    "specdiff-ddpm",
+    "assd-tolerant",
+    "predicted",
+)  # they record as others do
 METHODS = [name for name in registry.names("methods") if name not in LEFT_OUT]
 PROMPT = "def add(a, b):\n    "
 

@@ -201,9 +201,9 @@ async def verify(
 ) -> LastNode:
     """One forward: decide what stepwise decoding would, as far as the guesses foresaw it and once
     more."""
-    decisions = [guess.decision for guess in guesses]
-    seq.note_draft([position for position, _ in decisions], [token for _, token in decisions])
     nodes, leads = plant_tree(guesses, order, options)
+    drafted = max(nodes, key=len)
+    seq.note_draft([position for position, _ in drafted], [token for _, token in drafted])
     open_at = [order.open(node) for node in nodes]
     beyond = [order.beyond(node, options.drafts) for node in nodes]
     look_at = [[*blanks, *later] for blanks, later in zip(open_at, beyond)]
@@ -218,7 +218,6 @@ async def verify(
         choices.append(await stepwise_choice(seq, open_at[node], laws, order.by))
         if (node, choices[-1]) in leads:
             path.append(leads[node, choices[-1]])
-    drafted = max(nodes, key=len)
     commit(seq, choices, path, drafted)
     order.decided(len(choices))
     return LastNode(look_at[path[-1]], answers[path[-1]].model_law)
