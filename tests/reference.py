@@ -342,7 +342,7 @@ def edited(
             logit -= wanted.presence_penalty + wanted.frequency_penalty * output[token]
         if refused or too_soon or token in asked.never or not fits(asked, decided, token):
             logit = -np.inf
-        if not fits_hole(asked, decided, asked.blanks[place], token):
+        if asked.holes and not fits_hole(asked, decided, asked.blanks[place], token):
             logit = -np.inf
         edited_V[token] = logit
     return edited_V

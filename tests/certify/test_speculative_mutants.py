@@ -12,7 +12,7 @@ from forerun.engine.cache import Memo
 from forerun.probability.acceptance import rejection
 from forerun.probability.distributions import prefix_lengths, residual
 from forerun.probability.logits import ChainRows
-from forerun.probability.noise import Noise, pick, uniform
+from forerun.probability.noise import Noise, pick, uniform, uniforms
 from forerun.probability.outcomes import Verdict
 from forerun.sequence.canvas import BLANK, Canvas
 from tests.helpers import caught
@@ -197,6 +197,7 @@ def test_noise_used_twice_is_caught(monkeypatch):
 
     fine = share_of_repeats()
     monkeypatch.setattr(
-        "forerun.probability.noise.uniform", lambda key, draw, call: uniform(key, 0, call)
+        "forerun.probability.noise.uniforms",
+        lambda draws, first, count: uniforms([(key, 0) for key, _ in draws], first, count),
     )
     assert abs(share_of_repeats() - fine) > 0.1

@@ -18,6 +18,7 @@ def test_all_methods_that_go_from_left_to_right_are_here():
         "ar",
         "speculative",
         "lookup",
+        "predicted",
         "sequential",
         "assd",
         "specdiff",

@@ -72,7 +72,6 @@ class Engine:
         self.clock = Clock()
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
-        self._writers: dict[Host, Continuations] = {}
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -82,7 +81,7 @@ class Engine:
         """Make room for a model: `room` slots in every lane."""
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs)
         if self.rules.by_noise:
-            host.writer = self._writers[host] = Continuations(host)
+            host.writer = Continuations(host)
         self.hosts.append(host)
         return host
 
@@ -333,7 +332,8 @@ class Engine:
         logits_BV = self._run_plans(served)
         began = time.perf_counter()
         asked = [continuation_of(one) for one in served]
-        written = self._writers[host].run(asked, [one.lane for one in served], logits_BV)
+        assert isinstance(host.writer, Continuations)
+        written = host.writer.run(asked, [one.lane for one in served], logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
         return written

@@ -43,13 +43,17 @@ class TokenHistory:
         self.forbidden = forbidden
         self.constraint = constraint
         self.adds_to_logits = sampling.edits_logits or bool(forbidden)
-        self.edits_logits = self.adds_to_logits or constraint is not None
         self.generated = 0
         self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
         self.in_prompt_V = np.zeros_like(self.in_output_V)
         if sampling.penalised:
             np.add.at(self.in_prompt_V, prompt[prompt < vocab], 1)
         self._static: Tensor | None = None
+
+    @property
+    def edits_logits(self) -> bool:
+        """Does anything but temperature and truncation stand between logits and laws?"""
+        return self.adds_to_logits or self.constraint is not None
 
     def add(self, token: int, position: int = -1) -> None:
         """A token was decided; its position matters to a constraint only."""
