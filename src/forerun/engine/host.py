@@ -62,6 +62,7 @@ class Host:
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
+        self.rows_are_cheap = backbone.device.type != "cpu"
 
     @property
     def device(self) -> torch.device:

@@ -116,6 +116,11 @@ class ModelHandle:
         decisions."""
         return self.host.shared_state
 
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Do more rows in one forward cost little more time, as on a GPU?"""
+        return self.host.rows_are_cheap
+
     def ask(
         self, seq: Canvas, plan: Plan, branches: Sequence[Branch], with_model_law: bool = False
     ) -> Question:

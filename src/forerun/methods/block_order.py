@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.errors import BadOption, unknown
+from forerun.families.base import ModelHandle
 from forerun.families.block import BlockFiller, BlockSpan
 from forerun.families.masked import WHOLE_CANVAS, CacheScope, CanvasFiller
 from forerun.options import check_whole
@@ -31,11 +32,16 @@ class BlockOrder(ABC):
 
     by = "confidence"  # what open blanks are decided in the order of
     small_canvases = True  # is a canvas just a block? Else it is the whole text
-    rows_are_cheap = False  # so it is on a GPU, which shows with the first answer
+    target: ModelHandle
 
     def __init__(self, seq: Canvas, block: int):
         self.seq = seq
         self.block = block
+
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Do more canvases in one forward cost little more time?"""
+        return self.small_canvases and self.target.rows_are_cheap
 
     @abstractmethod
     def number(self, position: int) -> int:
@@ -123,6 +129,8 @@ def stale_keys(options: CanvasBlockOptions) -> Departure | None:
 
 class CanvasBlockOrder(BlockOrder):
     """Blocks of blanks, counted among the blanks, with a cache policy."""
+
+    target: CanvasFiller
 
     def __init__(self, seq: Canvas, target: CanvasFiller, options: CanvasBlockOptions):
         super().__init__(seq, options.block)
@@ -239,6 +247,8 @@ class ModelBlockOrder(BlockOrder):
     What lies before the block is finished, so no policy is needed: the engine keeps what may be
     kept.
     """
+
+    target: BlockFiller
 
     def __init__(self, seq: Canvas, target: BlockFiller, options: BlockOptions):
         size = target.block if options.block is None else options.block

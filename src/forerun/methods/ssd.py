@@ -270,7 +270,6 @@ async def next_guesses(
     still = [p if seq.tokens[p] == BLANK else -1 for p in last.blanks]
     if not any(p >= 0 for p in still):
         return []
-    order.rows_are_cheap = order.small_canvases and last.model_law.device.type != "cpu"
     likely = await seq.draw(ranking(order.by), still, last.model_law)
     columns = zip(still, likely.tokens, likely.score, likely.confidence)
     guesses = [

@@ -20,6 +20,7 @@ class ModelHost(Protocol):
     # What methods keep from one request to the next. It may change guesses, never decisions.
     shared_state: dict[str, Any]
     room: int  # rows that one plan may have
+    rows_are_cheap: bool  # do more rows in one forward cost little more time?
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""
