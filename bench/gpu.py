@@ -376,8 +376,8 @@ def tables(report: dict[str, Any]) -> str:
         f"{machine['flop/s'] / 1e12:.0f} TFLOP/s. "
         f"{captures['count']} sizes were captured, in {captures['seconds']:.1f} s. "
         f"Five canvases take {report['canvases']['ratio']:.2f} times one, so `ssd` with five pays "
-        f"where it saves more than {1 - 1 / report['canvases']['ratio']:.0%} of the forwards. At 55 %, "
-        f"as on zoo:masked with `tree=likeliest`, a block would take "
+        f"where it saves more than {1 - 1 / report['canvases']['ratio']:.0%} of the forwards. "
+        "At 55 %, as on zoo:masked with `tree=likeliest`, a block would take "
         f"{0.45 * report['canvases']['ratio']:.2f} of its time."
     )
     parts = [
