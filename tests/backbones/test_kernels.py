@@ -187,11 +187,14 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     slots = Slots(SlotShape(1, 4, 700, groups, dim), torch.float32, DEVICE)
     for seed, stored in enumerate(slots.flat(0)):
         stored.copy_(random(*stored.shape, seed=seed))
+    for place, page in enumerate(rng.permutation(slots.table.count)):  # pages lie anywhere
+        slots.table.set(*divmod(place, slots.table.per_lane), page)
+    slots.table.to_device()
     seen_splits = set()
     for count in (1, 3):
         batch = Batch(
             [(lane, *pair) for lane, pair in zip(rng.permutation(4), plans(rng, count))],
-            700,
+            slots.table,
             DEVICE,
         )
         q = random(len(batch.slots), heads, dim, seed=9)
@@ -372,7 +375,9 @@ def test_a_replay_keeps_nothing_of_the_one_before():
             Causal.after(np.arange(n, dtype=np.int32) + 9 * i + n, [()])
             for i, n in enumerate(lengths)
         ]
-        return Batch([(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.room, DEVICE)
+        return Batch(
+            [(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.slots.table, DEVICE
+        )
 
     for lengths in ((3, 3, 3, 3), (3, 3, 3, 3), (4, 4, 3), (1, 4, 1, 4), (4, 4, 4)):
         torch.testing.assert_close(
@@ -455,7 +460,7 @@ def test_old_captures_make_room(monkeypatch):
         for rows in sizes:
             plan = Causal.after(np.arange(rows, dtype=np.int32), [()])
             for _ in range(2):
-                m.host.runner.forward(Batch([(0, plan, 0)], m.host.room, DEVICE))
+                m.host.runner.forward(Batch([(0, plan, 0)], m.host.slots.table, DEVICE))
         return [size.rows for size in m.host.runner.captured]
 
     assert twice(1, 3, 9, 1) == [16, 1]
