@@ -20,16 +20,33 @@ import torch
 from torch import Tensor
 
 from forerun.backbones.dit import DiTBackbone, DiTShape, frequencies, tensor_shapes
-from forerun.checkpoints.hub import Source, first_line, load_tokenizer, quiet
+from forerun.checkpoints.files import Source, first_line, has_file, path_of, read_json
+from forerun.checkpoints.hub import check_finite, refuse_pickled_code
+from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer
 from forerun.errors import BadCheckpoint, NotAble
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import (
+        GenerationConfig,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
 RawConfig = dict[str, Any]  # a config.json as it is written
 Arguments = dict[str, object]  # of a native config
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
+
+GENERATION_KEYS = (
+    "eos_token_id",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)
 
 # How published keys are called in the native class, as patterns and their replacements.
 LLADA_BLOCK = r"model\.transformer\.blocks\.(\d+)\."
@@ -187,7 +204,7 @@ def read_raw_config(source: Source) -> RawConfig | None:
     if source.gguf:
         return None
     try:
-        raw = json.loads(_path(source, "config.json").read_text())
+        raw = json.loads(path_of(source, "config.json").read_text())
     except (OSError, ValueError):
         return None  # whatever is wrong with it, the library says it better
     kind = str(raw.get("model_type", "sedd" if _is_sedd(raw) else "")).lower()
@@ -208,6 +225,8 @@ def load(
     accounted for."""
     form = FORMATS[raw["model_type"]]
     config = _native_config(source, raw, form)
+    tokenizer = load_tokenizer(source)
+    check_files_fit(source, tokenizer, config.vocab_size)
     network = _empty_network(config, form, dtype)
     weights = native_layout(
         {_native_key(key, form, source): tensor for key, tensor in _read_weights(source).items()},
@@ -220,7 +239,18 @@ def load(
     network.load_state_dict(weights, assign=True)
     network.tie_weights()
     _place(network, weights, device, dtype or weights["model.embed_tokens.weight"].dtype)
-    return network.eval(), _load_tokenizer(source)
+    network.generation_config = generation_config(source)
+    return network.eval(), tokenizer
+
+
+def generation_config(source: Source) -> GenerationConfig:
+    """What a checkpoint recommends of how to sample and where to stop. What else is in that file
+    belongs to a sampler of its own."""
+    from transformers import GenerationConfig
+
+    written = read_json(source, "generation_config.json")
+    known = {key: written[key] for key in GENERATION_KEYS if written.get(key) is not None}
+    return GenerationConfig(**known)
 
 
 def _native_config(source: Source, raw: RawConfig, form: Format) -> PretrainedConfig:
@@ -318,6 +348,8 @@ def load_diffusion_transformer(
         shape = DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
     except KeyError as error:
         raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
+    tokenizer = load_tokenizer(source)
+    check_files_fit(source, tokenizer, shape.vocab)
     weights = {name.removeprefix("backbone."): t for name, t in _read_weights(source).items()}
     _check_rotary(source, weights.pop("rotary_emb.inv_freq", None), shape.hidden // shape.heads)
     _check_weights(source, tensor_shapes(shape), weights)
@@ -330,7 +362,7 @@ def load_diffusion_transformer(
         context=min(context or shape.context, shape.context),
         mask_token=shape.vocab - 1 if raw["model_type"] == "sedd" else None,
     )
-    return backbone, _tokenizer_if_any(source)
+    return backbone, tokenizer
 
 
 def _mdlm(source: Source, raw: RawConfig) -> DiTShape:
@@ -422,42 +454,32 @@ def _check_weights(source: Source, shapes: Shapes, weights: Weights) -> None:
         raise BadCheckpoint(f"model={source.name!r}: weights do not match its config: {said}.")
 
 
-def _path(source: Source, name: str) -> Path:
-    """Where a file of a checkpoint is on this machine."""
-    if Path(source.place).is_dir():
-        return Path(source.place) / name
-    from transformers.utils import cached_file
-
-    with quiet():
-        return Path(str(cached_file(source.place, name, local_files_only=source.only_cached)))
-
-
 def _read_weights(source: Source) -> Weights:
     found: Weights = {}
     for name in _weight_files(source):
         try:
-            found |= _read_file(_path(source, name))
+            found |= _read_file(path_of(source, name))
         except Exception as error:
+            refuse_pickled_code(source, error)
             raise BadCheckpoint(
                 f"model={source.name!r}: {name} cannot be read: {first_line(error)}"
             ) from error
+    check_finite(source, found.items())
     return found
 
 
 def _weight_files(source: Source) -> list[str]:
-    if _has(source, "model.safetensors.index.json"):
-        index = json.loads(_path(source, "model.safetensors.index.json").read_text())
-        return sorted(set(index["weight_map"].values()))
-    if not _has(source, "model.safetensors") and _has(source, "pytorch_model.bin"):
-        return ["pytorch_model.bin"]
-    return ["model.safetensors"]
-
-
-def _has(source: Source, name: str) -> bool:
-    try:
-        return _path(source, name).is_file()
-    except OSError:
-        return False
+    """The files that hold the weights, whole or in shards, safetensors before pickles."""
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = read_json(source, f"{whole}.index.json")
+        if index.get("weight_map"):
+            return sorted(set(index["weight_map"].values()))
+        if has_file(source, whole):
+            return [whole]
+    raise BadCheckpoint(
+        f"model={source.name!r} has no weights: no model.safetensors and no pytorch_model.bin, "
+        "whole or with an index."
+    )
 
 
 def _read_file(path: Path) -> Weights:
@@ -466,24 +488,3 @@ def _read_file(path: Path) -> Weights:
     if path.suffix == ".bin":
         return torch.load(path, map_location="cpu", weights_only=True)
     return load_file(path)
-
-
-def _tokenizer_if_any(source: Source) -> PreTrainedTokenizerBase | None:
-    try:
-        return _load_tokenizer(source)
-    except Exception:
-        return None
-
-
-def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """Its tokenizer; one that is remote code is read from its files instead."""
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-
-    try:
-        return load_tokenizer(source)
-    except BadCheckpoint:
-        if (Path(source.place) / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(_path(source, "tokenizer.json")))
-        vocab = _path(source, "vocab.json")
-        merges = _path(source, "merges.txt")
-        return Qwen2Tokenizer(str(vocab), str(merges))

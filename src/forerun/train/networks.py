@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forerun import zoo
-from forerun.checkpoints import hub, resolve
+from forerun.checkpoints import hub, resolve, tokenizers
 from forerun.errors import BadOption
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     base, _ = resolve.split_adapters(name)
     if base.startswith("zoo:"):
         return zoo.tokenizer()
-    tokenizer = hub.load_tokenizer(resolve.find(base))
+    tokenizer = tokenizers.load_tokenizer(resolve.find(base))
     if tokenizer is None:
         raise BadOption(f"{base!r} has no tokenizer in its folder.")
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
