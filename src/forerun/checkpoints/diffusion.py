@@ -1,18 +1,9 @@
 """Diffusion checkpoints whose own code lives on a hub: their weights under the names of the
-library's classes, no remote code.
-
-Masked: LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of
-the position after a row's own; MDLM and SEDD are a network of their own (`backbones/dit.py`). In
-blocks: SDAR is Qwen3 or its mixture of experts by its own names; Fast-dLLM v2 is Qwen2, shifted;
-LLaDA2 computes what GLM-4's mixture of experts does, under other names; BD3-LM is MDLM's network.
-"""
+library's classes, no remote code. `formats.py` says which class is whose."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +12,7 @@ from torch import Tensor
 
 from forerun.backbones.dit import DiTBackbone, DiTShape, frequencies, tensor_shapes
 from forerun.checkpoints.files import Source, first_line, has_file, path_of, read_json
+from forerun.checkpoints.formats import FORMATS, Format, RawConfig, block_size
 from forerun.checkpoints.hub import check_finite, refuse_pickled_code
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer
 from forerun.errors import BadCheckpoint, NotAble
@@ -33,8 +25,6 @@ if TYPE_CHECKING:
         PreTrainedTokenizerBase,
     )
 
-RawConfig = dict[str, Any]  # a config.json as it is written
-Arguments = dict[str, object]  # of a native config
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -48,175 +38,6 @@ GENERATION_KEYS = (
     "repetition_penalty",
 )
 
-# How published keys are called in the native class, as patterns and their replacements.
-LLADA_BLOCK = r"model\.transformer\.blocks\.(\d+)\."
-NATIVE_LAYER = r"model.layers.\1."
-LLADA = {
-    r"model\.transformer\.wte\.weight": "model.embed_tokens.weight",
-    r"model\.transformer\.ln_f\.weight": "model.norm.weight",
-    r"model\.transformer\.ff_out\.weight": "lm_head.weight",
-    LLADA_BLOCK + r"attn_norm\.weight": NATIVE_LAYER + "input_layernorm.weight",
-    LLADA_BLOCK + r"ff_norm\.weight": NATIVE_LAYER + "post_attention_layernorm.weight",
-    LLADA_BLOCK + r"([qkv]_proj)\.weight": NATIVE_LAYER + r"self_attn.\2.weight",
-    LLADA_BLOCK + r"attn_out\.weight": NATIVE_LAYER + "self_attn.o_proj.weight",
-    LLADA_BLOCK + r"ff_proj\.weight": NATIVE_LAYER + "mlp.gate_proj.weight",
-    LLADA_BLOCK + r"up_proj\.weight": NATIVE_LAYER + "mlp.up_proj.weight",
-    LLADA_BLOCK + r"ff_out\.weight": NATIVE_LAYER + "mlp.down_proj.weight",
-}
-LLADA2_LAYER = r"model\.layers\.(\d+)\."
-LLADA2 = {
-    r"model\.word_embeddings\.weight": "model.embed_tokens.weight",
-    LLADA2_LAYER + r"attention\.query_key_value\.weight": NATIVE_LAYER
-    + "self_attn.qkv_proj.weight",
-    LLADA2_LAYER + r"attention\.dense\.weight": NATIVE_LAYER + "self_attn.o_proj.weight",
-    LLADA2_LAYER + r"attention\.query_layernorm\.weight": NATIVE_LAYER + "self_attn.q_norm.weight",
-    LLADA2_LAYER + r"attention\.key_layernorm\.weight": NATIVE_LAYER + "self_attn.k_norm.weight",
-    LLADA2_LAYER + r"mlp\.gate\.expert_bias": NATIVE_LAYER + "mlp.gate.e_score_correction_bias",
-    r"((?:model\.layers|model\.norm|lm_head)\..*)": r"\1",
-}
-SAME_KEYS = {r"(.*)": r"\1"}
-
-
-@dataclass(frozen=True)
-class Format:
-    """A published format: its native class, that class's config and keys, and the mask token and
-    block size that it has unless it names others."""
-
-    native: str
-    config: Callable[[RawConfig], Arguments]
-    keys: dict[str, str]
-    mask_token: int
-    shifted: bool = False
-    block: int | None = None  # of block diffusion; without one it is masked diffusion
-
-    def mask_token_of(self, raw: RawConfig) -> int:
-        return raw.get("mask_token_id") or self.mask_token
-
-    def family_settings(self, name: str, raw: RawConfig) -> Arguments:
-        """What the native config must say, so that the family is found."""
-        settings: Arguments = dict(mask_token=self.mask_token_of(raw), shifted=self.shifted)
-        if self.block is None:
-            return settings | dict(family="masked")
-        return settings | dict(family="block", block=block_size(name, raw) or self.block)
-
-
-def block_size(name: str, raw: RawConfig) -> int | None:
-    """The block size that a config names, or the end of a checkpoint's name, as in
-    SDAR-1.7B-Chat-b32."""
-    named = re.search(r"-b(?:lock_size)?(\d+)/?$", name)
-    return raw.get("block_size") or raw.get("bd_size") or (int(named[1]) if named else None)
-
-
-def _llada(raw: RawConfig) -> Arguments:
-    return dict(
-        vocab_size=raw.get("embedding_size") or raw["vocab_size"],
-        hidden_size=raw["d_model"],
-        num_hidden_layers=raw["n_layers"],
-        num_attention_heads=raw["n_heads"],
-        num_key_value_heads=raw.get("n_kv_heads") or raw["n_heads"],
-        intermediate_size=raw.get("mlp_hidden_size") or raw["mlp_ratio"] * raw["d_model"],
-        max_position_embeddings=raw["max_sequence_length"],
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
-        rope_parameters=_rope(raw, 10000.0),
-        tie_word_embeddings=raw.get("weight_tying", False),
-    )
-
-
-def _qwen(raw: RawConfig) -> Arguments:
-    required = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    optional = (
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "head_dim",
-        "attention_bias",
-    )
-    return {**_picked(raw, required, optional), "rope_parameters": _rope(raw, 1e6)}
-
-
-def _picked(raw: RawConfig, required: Sequence[str], optional: Sequence[str]) -> Arguments:
-    """Some keys of a config, as they are."""
-    found: Arguments = {key: raw[key] for key in required}
-    return found | {key: raw[key] for key in optional if key in raw}
-
-
-def _rope(raw: RawConfig, theta: float) -> Arguments:
-    """Plain rotations, by the frequencies that the config names in either of the library's ways."""
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind != "default":
-        raise NotAble(
-            f"this checkpoint scales its rotations ({kind!r}), which is untried for its kind: it "
-            "is refused."
-        )
-    theta = raw.get("rope_theta") or parameters.get("rope_theta") or theta
-    return {"rope_type": "default", "rope_theta": theta}
-
-
-def _qwen_moe(raw: RawConfig) -> Arguments:
-    required = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    optional = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
-    return {**_qwen(raw), **_picked(raw, required, optional)}
-
-
-def _llada2(raw: RawConfig) -> Arguments:
-    sigmoid = raw.get("score_function", "sigmoid") == "sigmoid"
-    if not sigmoid or raw.get("use_qkv_bias") or not raw.get("use_qk_norm", True):
-        raise NotAble(
-            "this LLaDA2 has other gates, biases or no norms of queries and keys, which is "
-            "untried: it is refused."
-        )
-    rope = {**_rope(raw, 6e5), "partial_rotary_factor": raw.get("partial_rotary_factor", 0.5)}
-    return dict(
-        **{**_qwen(raw), "rope_parameters": rope},
-        moe_intermediate_size=raw["moe_intermediate_size"],
-        n_routed_experts=raw["num_experts"],
-        n_shared_experts=raw.get("num_shared_experts", 1),
-        num_experts_per_tok=raw["num_experts_per_tok"],
-        n_group=raw.get("n_group", 1),
-        topk_group=raw.get("topk_group", 1),
-        first_k_dense_replace=raw.get("first_k_dense_replace", 0),
-        routed_scaling_factor=raw.get("routed_scaling_factor", 1.0),
-        norm_topk_prob=raw.get("norm_topk_prob", True),
-        use_qk_norm=True,
-    )
-
-
-FORMATS = {
-    "llada": Format("llama", _llada, LLADA, 126336),
-    "dream": Format("qwen2", _qwen, SAME_KEYS, 151666, shifted=True),
-    "sdar": Format("qwen3", _qwen, SAME_KEYS, 151669, block=4),
-    "sdar_moe": Format("qwen3_moe", _qwen_moe, SAME_KEYS, 151669, block=4),
-    "fast_dllm_qwen": Format("qwen2", _qwen, SAME_KEYS, 151665, shifted=True, block=32),
-    "llada2_moe": Format("glm4_moe", _llada2, LLADA2, 156895, block=32),
-}
-
-
-def read_raw_config(source: Source) -> RawConfig | None:
-    """The config as it is written, of a checkpoint in one of these formats."""
-    if source.gguf:
-        return None
-    try:
-        raw = json.loads(path_of(source, "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # whatever is wrong with it, the library says it better
-    kind = str(raw.get("model_type", "sedd" if _is_sedd(raw) else "")).lower()
-    if kind not in FORMATS and kind not in DIFFUSION_TRANSFORMERS:
-        return None
-    return {**raw, "model_type": kind}
-
-
-def _is_sedd(raw: RawConfig) -> bool:
-    """SEDD's config is that of its training run. It names no model type, but a graph."""
-    return all(isinstance(raw.get(part), dict) for part in ("graph", "model"))
-
 
 def load(
     source: Source, raw: RawConfig, device: torch.device, dtype: torch.dtype | None
@@ -228,17 +49,16 @@ def load(
     tokenizer = load_tokenizer(source)
     check_files_fit(source, tokenizer, config.vocab_size)
     network = _empty_network(config, form, dtype)
-    weights = native_layout(
-        {_native_key(key, form, source): tensor for key, tensor in _read_weights(source).items()},
-        config,
-    )
-    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    named = {_native_key(key, form, source): t for key, t in _read_weights(source).items()}
+    named.pop("", None)
+    weights = native_layout(named, config)
+    if config.tie_word_embeddings and form.embedding in weights:
+        weights["lm_head.weight"] = weights[form.embedding]
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     _check_weights(source, shapes, weights)
     network.load_state_dict(weights, assign=True)
     network.tie_weights()
-    _place(network, weights, device, dtype or weights["model.embed_tokens.weight"].dtype)
+    _place(network, weights, device, dtype or weights[form.embedding].dtype)
     network.generation_config = generation_config(source)
     return network.eval(), tokenizer
 
@@ -289,12 +109,14 @@ def _place(
     network: PreTrainedModel, weights: Weights, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Move a network to a device. What would lose by rounding keeps its precision."""
-    base: Any = network.model
+    base: Any = network.base_model
     # Rounded frequencies of rotations are far off a thousand tokens on.
-    rotary = type(base.rotary_emb)(network.config)
-    base.rotary_emb = torch.nn.Identity()
+    rotary = type(base.rotary_emb)(network.config) if hasattr(base, "rotary_emb") else None
+    if rotary is not None:
+        base.rotary_emb = torch.nn.Identity()
     torch.nn.Module.to(network, device, dtype)
-    base.rotary_emb = rotary.to(device)
+    if rotary is not None:
+        base.rotary_emb = rotary.to(device)
     for name, buffer in network.named_buffers():
         if name in weights:  # what chooses experts is small and stays exact
             buffer.data = weights[name].to(device, torch.float32)
@@ -431,7 +253,7 @@ def _native_key(key: str, form: Format, source: Source) -> str:
     for pattern, name in form.keys.items():
         found = re.fullmatch(pattern, key)
         if found:
-            return found.expand(name)
+            return found.expand(name) if name else ""
     raise BadCheckpoint(
         f"model={source.name!r}: the weight {key!r} has no place in a model of this format."
     )

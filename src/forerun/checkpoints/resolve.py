@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, hub, offline, tiny
+from forerun.checkpoints import diffusion, formats, hub, offline, tiny
 from forerun.checkpoints.files import Source, read_json
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer, stop_tokens
 from forerun.engine.backbone import Backbone
@@ -91,7 +91,7 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
         network, tokenizer = load_zoo(base.removeprefix("zoo:"), dtype, options.device)
         return LoadedNetwork(network, tokenizer)
     source = find(base)
-    raw = diffusion.read_raw_config(source)
+    raw = formats.read_raw_config(source)
     if raw is None:
         return _load_from_hub(source, options)
     if options.tensor_parallel:
@@ -99,7 +99,7 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
             f"model={base!r} ({raw['model_type']}) is loaded by an adapter of ours, which does "
             "not split it yet: load it without tensor_parallel."
         )
-    if raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
+    if raw["model_type"] in formats.OWN_NETWORKS:
         return _load_diffusion_transformer(source, raw, options)
     return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype))
 
@@ -121,7 +121,7 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
 
 
 def _load_diffusion_transformer(
-    source: Source, raw: diffusion.RawConfig, options: _LoadOptions
+    source: Source, raw: formats.RawConfig, options: _LoadOptions
 ) -> LoadedBackbone:
     if options.adapters is not None:
         raise NotAble(
@@ -134,7 +134,7 @@ def _load_diffusion_transformer(
     mask = backbone.vocab - 1
     family: Block | Masked = Masked(mask)
     if raw["model_type"] == "bd3lm":
-        family = Block(mask, diffusion.block_size(source.name, raw) or 1)
+        family = Block(mask, formats.block_size(source.name, raw) or 1)
     written = read_json(source, "generation_config.json")
     ends = stop_tokens(tokenizer, raw, written, turn_ends=True)
     return LoadedBackbone(backbone, family, tokenizer, ends or [GPT2_END])
