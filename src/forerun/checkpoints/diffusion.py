@@ -3,16 +3,24 @@ library's classes, no remote code. `formats.py` says which class is whose."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forerun.backbones.dit import DiTBackbone, DiTShape, frequencies, tensor_shapes
+from forerun.backbones.dit import (
+    DiTBackbone,
+    DiTNetwork,
+    DiTShape,
+    frequencies,
+    tensor_shapes,
+)
 from forerun.checkpoints.files import Source, first_line, has_file, path_of, read_json
-from forerun.checkpoints.formats import FORMATS, Format, RawConfig, block_size
+from forerun.checkpoints.formats import FORMATS, Format, RawConfig, block_size, family_settings
 from forerun.checkpoints.hub import check_finite, refuse_pickled_code
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer
 from forerun.errors import BadCheckpoint, NotAble
@@ -28,14 +36,15 @@ if TYPE_CHECKING:
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
+# All but the first two mean something only where tokens are drawn.
 GENERATION_KEYS = (
     "eos_token_id",
+    "repetition_penalty",
     "do_sample",
     "temperature",
     "top_k",
     "top_p",
     "min_p",
-    "repetition_penalty",
 )
 
 
@@ -69,7 +78,8 @@ def generation_config(source: Source) -> GenerationConfig:
     from transformers import GenerationConfig
 
     written = read_json(source, "generation_config.json")
-    known = {key: written[key] for key in GENERATION_KEYS if written.get(key) is not None}
+    keys = GENERATION_KEYS if written.get("do_sample") else GENERATION_KEYS[:2]
+    known = {key: written[key] for key in keys if written.get(key) is not None}
     return GenerationConfig(**known)
 
 
@@ -166,15 +176,10 @@ def load_diffusion_transformer(
 ) -> tuple[DiTBackbone, PreTrainedTokenizerBase | None]:
     """(backbone, tokenizer) of MDLM's, SEDD's or BD3-LM's. The mask is the last token. They may
     come without their tokenizer, GPT-2's."""
-    try:
-        shape = DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
-    except KeyError as error:
-        raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
+    shape = _dit_shape(source, raw)
     tokenizer = load_tokenizer(source)
     check_files_fit(source, tokenizer, shape.vocab)
-    weights = {name.removeprefix("backbone."): t for name, t in _read_weights(source).items()}
-    _check_rotary(source, weights.pop("rotary_emb.inv_freq", None), shape.hidden // shape.heads)
-    _check_weights(source, tensor_shapes(shape), weights)
+    weights = _dit_weights(source, shape)
     dtype = dtype or weights["vocab_embed.embedding"].dtype
     weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
     backbone = DiTBackbone(
@@ -185,6 +190,51 @@ def load_diffusion_transformer(
         mask_token=shape.vocab - 1 if raw["model_type"] == "sedd" else None,
     )
     return backbone, tokenizer
+
+
+def trainable_diffusion_transformer(source: Source, raw: RawConfig) -> DiTNetwork:
+    """The same network in float32, for training. It saves itself in the layout it came in."""
+    shape = _dit_shape(source, raw)
+    config = SimpleNamespace(
+        model_type=raw["model_type"],
+        raw=raw,
+        heads=shape.heads,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.context,
+        noise_token=shape.vocab - 1 if raw["model_type"] == "sedd" else None,
+        forerun=family_settings(source.name, raw),
+    )
+    weights = {name: tensor.float() for name, tensor in _dit_weights(source, shape).items()}
+    return DiTNetwork(weights, config, _save_dit)
+
+
+def _save_dit(folder: Path, config: Any, weights: Weights) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = dict(config.raw)
+    prefix = "" if raw["model_type"] == "sedd" else "backbone."
+    if raw["model_type"] == "sedd":
+        del raw["model_type"]  # its config names none
+    if config.forerun.get("family") == "block":
+        raw["block_size"] = config.forerun["block"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    named = {f"{prefix}{name}": tensor.contiguous() for name, tensor in weights.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _dit_shape(source: Source, raw: RawConfig) -> DiTShape:
+    try:
+        return DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
+    except KeyError as error:
+        raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
+
+
+def _dit_weights(source: Source, shape: DiTShape) -> Weights:
+    weights = {name.removeprefix("backbone."): t for name, t in _read_weights(source).items()}
+    _check_rotary(source, weights.pop("rotary_emb.inv_freq", None), shape.hidden // shape.heads)
+    _check_weights(source, tensor_shapes(shape), weights)
+    return weights
 
 
 def _mdlm(source: Source, raw: RawConfig) -> DiTShape:

@@ -250,6 +250,18 @@ FORMATS = {
 }
 
 
+def family_settings(name: str, raw: RawConfig) -> Arguments:
+    """The family of a checkpoint in one of these formats, as our own configs say it."""
+    kind = raw["model_type"]
+    if kind in FORMATS:
+        return FORMATS[kind].family_settings(name, raw)
+    vocab = raw["tokens"] + 1 if kind == "sedd" else raw["vocab_size"]
+    settings: Arguments = dict(family="masked", mask_token=vocab - 1)
+    if kind == "bd3lm":
+        settings |= dict(family="block", block=block_size(name, raw))
+    return settings
+
+
 def read_raw_config(source: Source) -> RawConfig | None:
     """The config as it is written, of a checkpoint in one of these formats."""
     if source.gguf:
