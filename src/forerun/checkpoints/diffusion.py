@@ -19,9 +19,9 @@ from forerun.backbones.dit import (
     frequencies,
     tensor_shapes,
 )
-from forerun.checkpoints.files import Source, first_line, has_file, path_of, read_json
+from forerun.checkpoints.files import Source, first_line, has_file, path_of, quiet, read_json
 from forerun.checkpoints.formats import FORMATS, Format, RawConfig, block_size, family_settings
-from forerun.checkpoints.hub import check_finite, refuse_pickled_code
+from forerun.checkpoints.hub import check_finite, parallel_arguments, refuse_pickled_code
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer
 from forerun.errors import BadCheckpoint, NotAble
 
@@ -49,10 +49,14 @@ GENERATION_KEYS = (
 
 
 def load(
-    source: Source, raw: RawConfig, device: torch.device, dtype: torch.dtype | None
+    source: Source,
+    raw: RawConfig,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    shared: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """(network, tokenizer): the native class with this checkpoint's weights, every one of them
-    accounted for."""
+    accounted for. `shared` splits it over the processes that `torchrun` started."""
     form = FORMATS[raw["model_type"]]
     config = _native_config(source, raw, form)
     tokenizer = load_tokenizer(source)
@@ -65,11 +69,26 @@ def load(
         weights["lm_head.weight"] = weights[form.embedding]
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     _check_weights(source, shapes, weights)
-    network.load_state_dict(weights, assign=True)
-    network.tie_weights()
-    _place(network, weights, device, dtype or weights[form.embedding].dtype)
+    dtype = dtype or weights[form.embedding].dtype
+    if shared:
+        network = _split(source, network, weights, dtype)
+    else:
+        network.load_state_dict(weights, assign=True)
+        network.tie_weights()
+        _place(network, weights, device, dtype)
     network.generation_config = generation_config(source)
     return network.eval(), tokenizer
+
+
+def _split(
+    source: Source, network: PreTrainedModel, weights: Weights, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The same network, each layer split by the plan of its native class."""
+    parallel: Any = parallel_arguments(source)
+    with quiet():
+        return type(network).from_pretrained(
+            None, config=network.config, state_dict=weights, dtype=dtype, **parallel
+        )
 
 
 def generation_config(source: Source) -> GenerationConfig:

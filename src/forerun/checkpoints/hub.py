@@ -187,7 +187,7 @@ def load_weights(
     that `torchrun` started."""
     from transformers import AutoModelForCausalLM
 
-    parallel: Any = _parallel_arguments(source) if shared else {}
+    parallel: Any = parallel_arguments(source) if shared else {}
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -213,7 +213,8 @@ def load_weights(
 @torch.inference_mode()
 def check_finite(source: Source, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse weights that are no numbers: whatever they touch is none either."""
-    for name, tensor in tensors:
+    for name, whole in tensors:
+        tensor = whole.to_local() if hasattr(whole, "to_local") else whole  # this process's share
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             continue
         total = tensor.sum(dtype=torch.float32)  # an infinite sum may be one of finite numbers
@@ -235,7 +236,7 @@ def _wrong_weights(info: Mapping[str, Iterable[object] | None]) -> str:
     return "; ".join(found)
 
 
-def _parallel_arguments(source: Source) -> dict[str, object]:
+def parallel_arguments(source: Source) -> dict[str, object]:
     """What tells the library to split every layer by heads and columns, by the plan of its
     architecture."""
     import torch.distributed as dist

@@ -94,14 +94,10 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
     raw = formats.read_raw_config(source)
     if raw is None:
         return _load_from_hub(source, options)
-    if options.tensor_parallel:
-        raise NotAble(
-            f"model={base!r} ({raw['model_type']}) is loaded by an adapter of ours, which does "
-            "not split it yet: load it without tensor_parallel."
-        )
     if raw["model_type"] in formats.OWN_NETWORKS:
         return _load_diffusion_transformer(source, raw, options)
-    return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype))
+    shared = options.tensor_parallel
+    return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype, shared))
 
 
 def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
@@ -123,6 +119,11 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
 def _load_diffusion_transformer(
     source: Source, raw: formats.RawConfig, options: _LoadOptions
 ) -> LoadedBackbone:
+    if options.tensor_parallel:
+        raise NotAble(
+            f"model={options.name!r} ({raw['model_type']}) is a network of ours, which is not "
+            "split: at its size one process is faster. Load it without tensor_parallel."
+        )
     if options.adapters is not None:
         raise NotAble(
             f"model={options.name!r}: adapters do not fit {raw['model_type']}, which the library "
