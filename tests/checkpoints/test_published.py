@@ -170,6 +170,6 @@ def test_diffullama_is_a_llama_whose_rows_see_everything(folder):
     everything = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     with torch.no_grad():
         logits = network(ids, attention_mask=everything).logits[0, [1, 3, 4], : m.vocab]
-    logits[:, 811] = -torch.inf
+    assert m.vocab < 811, "the mask is no token of its tokenizer, and never an outcome"
     [(_, law)] = ask(m, canvas, lambda t, s: t.canvases(s, [[2, 4, 5]], [()], CacheScope()))
     assert torch.allclose(law.float(), logits.softmax(-1), atol=1e-5)
