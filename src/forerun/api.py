@@ -182,8 +182,7 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     check_fits(name, tokenizer, config.vocab_size)
     vocab = config.vocab_size
     if tokenizer is not None:  # an embedding may have more rows than there are tokens
-        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
-        vocab = min(vocab, named)
+        vocab = min(vocab, token_count(tokenizer))
     eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
