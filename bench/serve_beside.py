@@ -189,7 +189,10 @@ def save_gguf(file: Path, folder: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).save_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    network.hf_quantizer = None  # its weights are plain numbers by now
+    network.config.__dict__.pop("quantization_config", None)
+    network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 

@@ -17,6 +17,7 @@ from forerun.families.masked import Masked
 from forerun.methods.routers import RouterDriver, expected_prefix
 from tests.certify.definitions import EXACT, certify_each
 from tests.certify.definitions import certify as certify_case
+from tests.helpers import every_pair
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -24,10 +25,8 @@ DRAFTS = {
     "alike": TableBackbone(vocab=3, seed=3, like=TARGET, blend=0.7, cost=0.1),
     "lookup": "lookup",
 }
-sampling = pytest.mark.parametrize(
-    "sampling", SAMPLINGS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items())
-)
-ending = pytest.mark.parametrize("eos", [(), (1,), (0, 2)], ids=lambda e: f"eos{list(e)}")
+SAMPLED = {"-".join(f"{k}={v}" for k, v in each.items()): each for each in SAMPLINGS}
+ENDINGS = {f"eos{list(each)}": each for each in [(), (1,), (0, 2)]}
 
 
 def assert_certified(certificate):
@@ -35,16 +34,13 @@ def assert_certified(certificate):
     assert certificate.distance < 1e-12, certificate
 
 
-@sampling
-@ending
+@every_pair(sampling=SAMPLED, eos=ENDINGS)
 def test_ar_has_the_law_of_its_definition(sampling, eos):
     assert_certified(certify_case("ar", TARGET, [0, 1, 0], eos=eos, max_tokens=4, **sampling))
 
 
-@sampling
-@ending
-@pytest.mark.parametrize("k", [1, 2, 9])  # of three tokens two can be drafted
-@pytest.mark.parametrize("draft", ["unlike", "alike"])
+# of three tokens two can be drafted
+@every_pair(sampling=SAMPLED, eos=ENDINGS, k=[1, 2, 9], draft=["unlike", "alike"])
 def test_speculative_has_the_law_of_its_target(draft, k, sampling, eos):
     certificate = certify_case(
         "speculative",
@@ -59,10 +55,7 @@ def test_speculative_has_the_law_of_its_target(draft, k, sampling, eos):
     assert_certified(certificate)
 
 
-@sampling
-@ending
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("ngram", [1, 3])
+@every_pair(sampling=SAMPLED, eos=ENDINGS, k=[1, 2, 4], ngram=[1, 3])
 def test_lookup_has_the_law_of_its_target(ngram, k, sampling, eos):
     options = {"k": k, "ngram": ngram}
     assert_certified(
@@ -197,9 +190,11 @@ def test_block_models_are_certified(method):
 BLOCK_MODELS = [Block(2, 4), Block(2, 4, shifted=True)]
 
 
-@pytest.mark.parametrize("family", BLOCK_MODELS, ids=["aligned", "shifted"])
-@pytest.mark.parametrize("block", [2, 3, 4])
-@pytest.mark.parametrize("prompt", [[0], [0, 1, 0], [1, 0, 1, 1]], ids=str)
+@every_pair(
+    family=dict(zip(("aligned", "shifted"), BLOCK_MODELS)),
+    block=[2, 3, 4],
+    prompt=[[0], [0, 1, 0], [1, 0, 1, 1]],
+)
 def test_what_s2d2_verifies_has_the_law_of_blocks_of_one_token(family, block, prompt):
     """The local rule: always verified, every token has the law of block size 1 given what came
     before, finished blocks read as such. With all text read at block size 1 that is block-size-1

@@ -28,7 +28,7 @@ MUCH = {"prompt": "def f(", "max_tokens": 900, "stream": True, "extra_body": {"i
 @pytest.fixture(scope="module")
 def port():
     found = free_port()
-    process = start(found, "zoo:any-subset", "--chat-template", "plain", "--deadline", 20)
+    process = start(found, "zoo:any-subset", "--chat-template", "plain", "--deadline", 60)
     yield found
     process.terminate()
     process.wait(60)
