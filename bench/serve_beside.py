@@ -66,7 +66,7 @@ def rivals(folder: str, port: int, flags: argparse.Namespace) -> list[Rival]:
     ]
     if flags.vllm:
         vllm = [flags.vllm, "serve", folder, "--port", str(port), "--dtype", "float32"]
-        vllm += ["--max-model-len", "512", "--max-num-seqs", "64"]
+        vllm += ["--max-model-len", "512", "--max-num-seqs", "64", *flags.vllm_flags.split()]
         found.append(Rival("vLLM, CPU", vllm, {"VLLM_CPU_KVCACHE_SPACE": "2"}))
     return [one for one in found if not flags.only or flags.only in one.name]
 
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("folder", help="a checkpoint; its name in requests too")
     parser.add_argument("--gguf", type=Path, help="write the folder from this file first")
     parser.add_argument("--vllm", help="vLLM's program; without it vLLM is left out")
+    parser.add_argument("--vllm-flags", default="", help="such as --enforce-eager")
     parser.add_argument("--transformers", default=str(Path(sys.executable).parent / "transformers"))
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")

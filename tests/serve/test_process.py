@@ -50,7 +50,7 @@ def port():
 def stream_of(port):
     """The events of a long stream, as they come."""
     url = f"http://127.0.0.1:{port}/v1/completions"
-    with httpx.stream("POST", url, json=LONG, timeout=60) as r:
+    with httpx.stream("POST", url, json=LONG, timeout=300) as r:
         for line in r.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line[6:])
@@ -116,7 +116,7 @@ def test_a_client_that_is_killed_with_minus_nine_frees_its_lane(live):
         "print('piece', flush=True)\n"
         "time.sleep(60)\n"
     )
-    httpx.post(f"{live.url}/v1/completions", json={"model": "plain", "prompt": "x"}, timeout=60)
+    httpx.post(f"{live.url}/v1/completions", json={"model": "plain", "prompt": "x"}, timeout=300)
     m = live.model("plain")
     forward = m.backbone.forward
 
