@@ -106,6 +106,8 @@ class Engine:
         count = self.lanes * pages_for(room, self.page)
         if self.slots is not None:
             count = min(count, self.slots // self.page)
+        if self.hosts:  # a draft's longest plan may be longer than its target's
+            count = max(count, pages_for(room, self.page))
         pages = PageShape(count, self.page)
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs, pages)
         if self.chunk is not None:
@@ -145,6 +147,20 @@ class Engine:
             self._fail(one, error)
         while self.queue:
             self._fail_ticket(self.queue.popleft(), error)
+
+    @property
+    def page_use(self) -> float:
+        """Share of the target's pages that sequences hold now."""
+        if not self.hosts:
+            return 0.0
+        host = self.hosts[0]
+        held = {page for one in list(self.running) for page in host.memos[one.lane].pages}
+        return len(held) / host.slots.table.count
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the target's prompt rows that were found in pages."""
+        return self.hosts[0].pool.stats.hit_rate if self.hosts else 0.0
 
     @property
     def busy(self) -> bool:
