@@ -13,6 +13,7 @@ import numpy as np
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
 from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
@@ -29,6 +30,7 @@ from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.base import ChainScorer, Family, ModelHandle
+from forerun.families.causal import TreeScorer
 from forerun.options import Sampling, check_whole
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
@@ -93,6 +95,7 @@ UNBOUNDED_CONTEXT = 1024
 def load(  # noqa: PLR0913 - keywords of a public function
     model: str,
     *,
+    revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
     lanes: int | None = None,
@@ -105,16 +108,17 @@ def load(  # noqa: PLR0913 - keywords of a public function
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
 
-    'MODEL+FOLDER' adds the adapters that a training run with `lora:` left in FOLDER. `device`
-    is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on
-    cuda. `lanes` is how many sequences are decoded at once; further requests wait. `max_context`
-    bounds prompt plus output; the default is what the model was made for and memory has room for.
-    `memory` is how many GiB of keys and values all lanes share: then no lane reserves a whole
-    context, there may be many, and what does not fit waits or is computed again.
-    `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which
-    make the same requests. `graphs=False` captures no forward as a CUDA graph. `deterministic`
-    gives a text the same bits whatever is decoded beside it, and by whichever exact method: on a
-    GPU, for models of the Llama shape; there it is the default in half precision.
+    `revision` is a branch, a tag or a commit of a hub id; 'OWNER/NAME@REVISION' says the same
+    wherever a model is named. 'MODEL+FOLDER' adds the adapters that a training run with `lora:`
+    left in FOLDER. `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and
+    the checkpoint's own on cuda. `lanes` is how many sequences are decoded at once; further
+    requests wait. `max_context` bounds prompt plus output; the default is what the model was made
+    for and memory has room for. `memory` is how many GiB of keys and values all lanes share: then
+    no lane reserves a whole context, there may be many, and what does not fit waits or is computed
+    again. `tensor_parallel` splits every layer over the processes that `torchrun` started, all of
+    which make the same requests. `graphs=False` captures no forward as a CUDA graph.
+    `deterministic` gives a text the same bits whatever is decoded beside it, and by whichever exact
+    method: on a GPU, for models of the Llama shape; there it is the default in half precision.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -125,8 +129,15 @@ def load(  # noqa: PLR0913 - keywords of a public function
     where = device_named(device)
     kind = dtype_named(dtype, where)
     loaded = resolve.load_network(
-        model, where, kind, max_context=max_context, tensor_parallel=tensor_parallel
+        model,
+        where,
+        kind,
+        max_context=max_context,
+        tensor_parallel=tensor_parallel,
+        revision=revision,
     )
+    if revision is not None:
+        model = f"{model}@{revision}"
     if isinstance(loaded, resolve.LoadedBackbone):
         choose_kernels(loaded.backbone, deterministic, model)
         parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
@@ -167,9 +178,13 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
             f"made for."
         )
     context = max_context or (longest if longest > 0 else UNBOUNDED_CONTEXT)
-    vocab = min(config.vocab_size, len(tokenizer)) if tokenizer is not None else config.vocab_size
-    eos = hub.eos_ids(network, tokenizer)
     family = family_for(config)
+    check_fits(name, tokenizer, config.vocab_size)
+    vocab = config.vocab_size
+    if tokenizer is not None:  # an embedding may have more rows than there are tokens
+        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
+        vocab = min(vocab, named)
+    eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
         backbone = hub.backbone_of(network, vocab, context)
@@ -187,6 +202,16 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     )
     made.generation_config = getattr(network, "generation_config", None)
     return made
+
+
+def _stop_tokens(network: Any, tokenizer: Any | None, family: Family) -> list[int]:
+    """What ends a text: as `generate` has it and the tokenizer says. Models that fill blanks were
+    published with samplers of their own, so there all files count."""
+    generation = getattr(network, "generation_config", None)
+    if not family.can(TreeScorer):
+        return stop_tokens(tokenizer, generation, network.config, turn_ends=True)
+    told = getattr(generation, "eos_token_id", None) is not None
+    return stop_tokens(tokenizer, generation if told else network.config)
 
 
 def longest_context(config: Any) -> int:
