@@ -229,7 +229,7 @@ def fitting(backbone: Backbone, family: Family, lanes: int, memory: float | None
     # What fits now must still fit when the slots are made.
     room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)
     if memory is not None:
-        room = memory * 2**30
+        room = memory * 2**30 - backbone.bytes_per_lane(PAGE)  # which may be half empty
     contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
     return next(
         (c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room),

@@ -43,6 +43,10 @@ class ServeFlags:
     memory: Annotated[
         float | None, typer.Option(help="GiB that all loaded models may take; unused ones go.")
     ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(help="GiB of keys and values of a model, which its lanes share in pages."),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,6 +96,7 @@ def serve(flags: ServeFlags) -> None:
         max_context=flags.max_context,
         chat_template=flags.chat_template,
         memory_gib=flags.memory,
+        cache_gib=flags.cache,
         api_keys=keys,
         cors=flags.cors or [],
         queue=flags.queue,
