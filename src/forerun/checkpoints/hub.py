@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -202,13 +202,19 @@ def _check_blank_filler(config: Any, layer_types: set[str], max_context: int | N
 
 
 def load_weights(
-    source: Source, device: torch.device, dtype: torch.dtype | None, shared: bool = False
+    source: Source,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    shared: bool = False,
+    config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
     """The library's model, with every weight accounted for. `shared` splits it over the processes
-    that `torchrun` started."""
+    that `torchrun` started. A config that was read already need not be read again."""
     from transformers import AutoModelForCausalLM
 
-    parallel: Any = _parallel_arguments(source) if shared else {}
+    parallel: Any = _parallel_arguments() if shared else {}
+    if config is not None:
+        parallel["config"] = config
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -240,7 +246,7 @@ def _wrong_weights(info: Mapping[str, Iterable[object] | None]) -> str:
     return "; ".join(found)
 
 
-def _parallel_arguments(source: Source) -> dict[str, object]:
+def _parallel_arguments() -> dict[str, object]:
     """What tells the library to split every layer by heads and columns, by the plan of its
     architecture."""
     import torch.distributed as dist
@@ -250,11 +256,6 @@ def _parallel_arguments(source: Source) -> dict[str, object]:
             "tensor_parallel=True needs several processes: torchrun --nproc-per-node N "
             "your_script.py"
         )
-    if source.gguf:
-        raise NotAble(
-            f"model={source.name!r} is a GGUF file, which the library does not split: "
-            "tensor_parallel needs a directory or hub id."
-        )
     try:
         from transformers.distributed import DistributedConfig
 
@@ -263,8 +264,18 @@ def _parallel_arguments(source: Source) -> dict[str, object]:
         return {"tp_plan": "auto"}
 
 
-def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """The tokenizer; None if the directory has none."""
+def refuse_split_gguf(source: Source) -> NoReturn:
+    raise NotAble(
+        f"model={source.name!r} is a GGUF file, which the library does not split: "
+        "tensor_parallel needs a directory or hub id."
+    )
+
+
+def load_tokenizer(
+    source: Source, config: PretrainedConfig | None = None
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer; None if the directory has none. A config that was read already need not be
+    read again."""
     from transformers import AutoTokenizer
 
     directory = Path(source.place)
@@ -274,7 +285,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
             return None
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(**source.arguments)
+            return AutoTokenizer.from_pretrained(**source.arguments, config=config)
     except Exception as error:
         _refuse_code(source, error)
         raise BadCheckpoint(
