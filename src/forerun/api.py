@@ -12,7 +12,7 @@ import numpy as np
 
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
-from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
@@ -98,6 +98,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
     tensor_parallel: bool = False,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
@@ -109,13 +110,16 @@ def load(  # noqa: PLR0913 - keywords of a public function
     `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which
     make the same requests. `graphs=False` captures no forward as a CUDA graph. `deterministic`
     gives a text the same bits whatever is decoded beside it, and by whichever exact method: on a
-    GPU, for models of the Llama shape; there it is the default in half precision.
+    GPU, for models of the Llama shape; there it is the default in half precision. `quantize`
+    ('int8' or 'int4') keeps a model's matrices in so many bits, on a CPU: a model of its own, to
+    which exact methods are exact.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None:
             check_whole(name, value)
+    check_quantize(quantize)
     model = os.fspath(model)
     where = device_named(device)
     kind = dtype_named(dtype, where)
@@ -123,6 +127,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
         model, where, kind, max_context=max_context, tensor_parallel=tensor_parallel
     )
     if isinstance(loaded, resolve.LoadedBackbone):
+        if quantize is not None:
+            raise NotAble(f"quantize={quantize!r}: '{model}' is not of the Llama shape.")
         choose_kernels(loaded.backbone, deterministic, model)
         parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
         return Model(model, *parts, lanes=lanes, graphs=graphs)
@@ -134,6 +140,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
         max_context=max_context,
         graphs=graphs,
         deterministic=deterministic,
+        quantize=quantize,
     )
     if tensor_parallel:  # every process must take the same steps in the same order
         made.driver = InCaller(made.engine)
@@ -149,8 +156,10 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     max_context: int | None = None,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
+    check_quantize(quantize)
     hub.check_attention(network.config, max_context)
     config = network.config.get_text_config()
     longest = longest_context(config)
@@ -165,7 +174,9 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     family = family_for(config)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
-        backbone = hub.backbone_of(network, vocab, context)
+        backbone = hub.backbone_of(network, vocab, context, quantize)
+    elif quantize is not None:
+        raise NotAble(f"quantize={quantize!r}: family '{family.name}' has a backbone of its own.")
     choose_kernels(backbone, deterministic, name)
     made = Model(
         name,

@@ -1,12 +1,12 @@
 """GGUF files, read quickly: `transformers` knows their architectures and tokenizers; what was slow
 in it is replaced while it reads, and what it made is kept for the next time.
 
-The values are the library's own, bit for bit: blocks are widened by the same arithmetic, only more of
-them at a time, and names are mapped once instead of once per module.
+The values are the library's own, bit for bit: blocks are widened by the same arithmetic, only more
+of them at a time, and names are mapped once instead of once per module.
 
-What was read is kept as a plain checkpoint in the user's cache folder (`FORERUN_CACHE` names another;
-'off' keeps nothing). An entry is found by the file's path, size, time and ends, and by the versions
-that made it. One that is damaged is made anew.
+What was read is kept as a plain checkpoint in the user's cache folder (`FORERUN_CACHE` names
+another; 'off' keeps nothing). An entry is found by the file's path, size, time and ends, and by the
+versions that made it. One that is damaged is made anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import zlib
@@ -26,6 +25,8 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
+
+from forerun.backbones.measure import cache_folder
 
 FORMAT = 1  # of what is kept
 ENDS = 1 << 20  # bytes at either end of a file by which it is known
@@ -122,17 +123,6 @@ def widen(data: np.ndarray, kind: Any) -> np.ndarray:
     return out.reshape(*data.shape[:-1], -1)
 
 
-def cache_folder() -> Path | None:
-    """Where what was read is kept; None where nothing is to be kept."""
-    named = os.environ.get("FORERUN_CACHE")
-    if named == "off":
-        return None
-    if named:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "forerun"
-
-
 def entry_of(path: Path, precision: str) -> Path | None:
     """The folder in which the checkpoint of a file is kept, whether or not it is there yet."""
     import transformers
@@ -169,7 +159,7 @@ def is_whole(entry: Path) -> bool:
 
 
 def keep(entry: Path, network: Any, tokenizer: Any) -> None:
-    """Keep a checkpoint that was read from a file. Where that cannot be written, nothing is kept."""
+    """Keep a checkpoint that was read from a file. Where it cannot be written, nothing is kept."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=entry.parent))
