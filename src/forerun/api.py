@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -817,10 +818,19 @@ class Model:
     def _loaded_draft(self, name: str) -> Model:
         if name not in self._draft_models:
             try:
-                self._draft_models[name] = load(name, device=str(self.backbone.device), lanes=1)
+                self._draft_models[name] = self._load_draft(name)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]
+
+    def _load_draft(self, name: str) -> Model:
+        """A draft model on the target's device, quantised as the target is, where it can be."""
+        where = str(self.backbone.device)
+        quantize = getattr(self.backbone, "quantize", None)
+        if quantize is not None:
+            with suppress(NotAble):
+                return load(name, device=where, lanes=1, quantize=quantize)
+        return load(name, device=where, lanes=1)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of some tokens; with `special`, also of those that stand for no text."""

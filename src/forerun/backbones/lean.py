@@ -54,6 +54,10 @@ class Layer:
     down: Tensor | Product
     down_bias: Tensor | None
 
+    @property
+    def matrices(self) -> tuple[Tensor | Product, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
 
 def fits(model: PreTrainedModel, context: int) -> bool:
     """Is this a network of the Llama shape, with plain weights, and full attention within so many
@@ -129,6 +133,14 @@ class LeanBackbone(SlottedBackbone):
         # cat in every layer.
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What all weights take, as they are kept."""
+        matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
+        sizes = [m.nbytes if isinstance(m, Tensor) else m.bytes for m in matrices]
+        tied = isinstance(self.head, Tensor) and self.head.data_ptr() == self.embed.data_ptr()
+        return sum(sizes) + (0 if tied else self.embed.nbytes)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         if batch.tiles is not None:

@@ -102,6 +102,19 @@ class Table:
         found = {kind: t for kind, t in self.times.get(key, {}).items() if kind in kinds}
         return min(found, key=lambda kind: _score(found[kind])) if found else next(iter(kinds))
 
+    def described(self, kinds: Mapping[str, str], quantize: str | None) -> dict[str, str]:
+        """How the products of a model run here, with the times that decided it."""
+        found = {}
+        for name, kind in kinds.items():
+            shape = name.removeprefix("head ")
+            bits = "int8" if quantize and name != shape else quantize or "float32"
+            times = self.times.get(f"{bits} {shape}", {})
+            rows = " / ".join(map(str, ROWS))
+            words = [f"{k} {' / '.join(str(t[str(n)]) for n in ROWS)}" for k, t in times.items()]
+            measured = f" (us for {rows} rows: {', '.join(words)})" if words else ""
+            found[f"product {name}"] = f"{bits}, {kind}{measured}"
+        return found
+
 
 _table: Table | None = None
 

@@ -164,6 +164,7 @@ class Models:
                 dtype=settings.dtype,
                 lanes=settings.lanes,
                 max_context=settings.max_context,
+                quantize=settings.quantize,
             )
         except ForerunError as error:
             log.error("%s cannot be loaded: %s", served.id, error)
@@ -221,7 +222,12 @@ class Models:
             if self._draft is None:
                 settings = self.settings
                 self._draft = self.loader(
-                    name, device=settings.device, dtype=settings.dtype, lanes=1, max_context=None
+                    name,
+                    device=settings.device,
+                    dtype=settings.dtype,
+                    lanes=1,
+                    max_context=None,
+                    quantize=settings.quantize,
                 )
                 self._draft.name = "draft"  # no path is in an answer
             return self._draft
