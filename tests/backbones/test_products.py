@@ -109,6 +109,23 @@ def test_weights_on_a_grid_of_blocks_stay_on_it():
     assert torch.equal(zero, torch.zeros(8, 64))
 
 
+@pytest.mark.parametrize("inputs", [64, 576])
+def test_weights_on_a_grid_with_offsets_are_kept(inputs):
+    torch.manual_seed(0)
+    codes = torch.randint(0, 16, (48, inputs // 32, 32))
+    codes[..., 0] = 0
+    codes[..., 1] = 15
+    scales = torch.rand(48, inputs // 32, 1) + 0.5
+    weight_OI = (codes * scales - 7 * torch.rand(48, inputs // 32, 1)).flatten(1)
+    own = products.quantised_with_offsets(weight_OI)
+    assert (own.widened() - weight_OI).norm() / weight_OI.norm() < 4e-3
+    x_TI = torch.randn(8, inputs)
+    expected = x_TI @ weight_OI.t()
+    product = products.Int4Product(weight_OI)
+    assert (product(x_TI) - expected).norm() / expected.norm() < 0.03
+    assert products.keeps_bits(product, inputs)
+
+
 class TestTable:
     KINDS = measure.LAYOUTS
 

@@ -29,6 +29,8 @@ NIBBLE = (-8, 7)
 TWO_NIBBLES = (-119, 119)  # what 16 * [-7, 7] + [-8, 7] reaches on both sides
 BYTE = (-127, 127)
 WEIGHTS_AT_ONCE = 1 << 22
+SUM_SCALE = 0.125  # so that the sum of a group is about as large as its largest input
+ON_A_GRID = 0.5  # of the error without offsets: weights that were not quantised before have more
 
 
 class Product(Protocol):
@@ -92,11 +94,60 @@ def _quantised_rows(weight_OI: Tensor, span: tuple[int, int], group: int, half: 
     return Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
 
 
+class Offsets(NamedTuple):
+    """A quantised matrix whose groups have a lowest value of their own: code * scale + offset."""
+
+    codes: Codes
+    offsets_OG: Tensor
+    error: float  # of all its values, squared
+
+    def widened(self) -> Tensor:
+        return self.codes.widened() + self.offsets_OG.repeat_interleave(GROUP, 1)
+
+
+def quantised_with_offsets(weight_OI: Tensor) -> Offsets:
+    """The nearest of 16 values from the lowest to the highest of each group: files of the kinds
+    Q4_0, Q4_1 and Q4_K have such weights, and keep them."""
+    rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    parts = [_offset_rows(part) for part in weight_OI.split(rows)]
+    codes = Codes(*(torch.cat(found) for found in zip(*(part.codes for part in parts))))
+    offsets_OG = torch.cat([part.offsets_OG for part in parts])
+    return Offsets(codes, offsets_OG, sum(part.error for part in parts))
+
+
+def _offset_rows(weight_OI: Tensor) -> Offsets:
+    w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
+    low, high = w_OGI.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).bfloat16().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    codes = ((w_OGI - low) / scale).round_().clamp_(0, 15).sub_(8)
+    offset = low + 8 * scale
+    error = (codes * scale).add_(offset).sub_(w_OGI).square_().sum()
+    found = Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
+    return Offsets(found, offset.squeeze(-1), float(error))
+
+
 class Int4Product:
-    """A 4-bit matrix in groups of 32, times rows that become 8-bit numbers on the way."""
+    """A 4-bit matrix in groups of 32, times rows that become 8-bit numbers on the way.
+
+    Where its weights are on a grid with offsets, as those of a 4-bit file are, it keeps them: an
+    offset meets the sum of its group of inputs, so those sums are more inputs.
+    """
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
-        self._pack(quantised(weight_OI, NIBBLE, GROUP), bias)
+        found = quantised(weight_OI, NIBBLE, GROUP)
+        own = quantised_with_offsets(weight_OI)
+        self._groups = 0
+        if own.error < ON_A_GRID * float((found.widened() - weight_OI).square().sum()):
+            found = self._with_sums(own)
+        self._pack(found, bias)
+
+    def _with_sums(self, own: Offsets) -> Codes:
+        self._groups = own.offsets_OG.shape[1]
+        self._filler = -self._groups % GROUP
+        offsets = F.pad(own.offsets_OG / SUM_SCALE, (0, self._filler))
+        more = quantised(offsets, NIBBLE, GROUP)
+        return Codes(*(torch.cat(pair, 1) for pair in zip(own.codes, more)))
 
     def _pack(self, found: Codes, bias: Tensor | None) -> None:
         self.outputs, self.inputs = found.codes_OI.shape
@@ -113,6 +164,12 @@ class Int4Product:
         self.bytes = self._packed.nbytes
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        if self._groups:
+            sums_TG = x_TI.view(len(x_TI), self._groups, GROUP).sum(-1).mul_(SUM_SCALE)
+            x_TI = torch.cat([x_TI, sums_TG, x_TI[:, : self._filler]], -1)
+        return self._multiply(x_TI)
+
+    def _multiply(self, x_TI: Tensor) -> Tensor:
         return torch.ops.aten._dyn_quant_matmul_4bit(
             x_TI, self._packed, GROUP, self.inputs, self.outputs
         )
@@ -129,7 +186,7 @@ class Int8ByNibbles(Int4Product):
         self._pack(Codes(both, torch.cat([16 * scales_OG, scales_OG], 1)), bias)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return super().__call__(torch.cat([x_TI, x_TI], -1))
+        return self._multiply(torch.cat([x_TI, x_TI], -1))
 
 
 class Int8Product:
