@@ -3,8 +3,8 @@
     python bench/cpu.py load|perplexity|decode|rows|methods --model FILE.gguf [--draft FILE.gguf]
     python bench/cpu.py write          # docs/speed.md from docs/cpu.json
 
-Each part takes a few minutes and adds to docs/cpu.json. Contestants take turns; numbers are medians.
-llama.cpp needs llama-cpp-python; without it its rows are left out. Its threads equal ours.
+Each part takes a few minutes and adds to docs/cpu.json. Numbers are medians. llama.cpp needs
+llama-cpp-python; without it its rows are left out. Its threads equal ours.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
 
 
 def part_rows(file: str) -> dict[str, dict[str, float]]:
-    """Milliseconds of a forward of so many rows after 128 tokens, and how many times the floor: what
-    reading the weights once takes, at the speed with which this machine reads a large array."""
+    """Milliseconds of a forward of so many rows after 128 tokens, and how many times the floor:
+    what reading the weights once takes, as fast as this machine reads a large array."""
     found: dict[str, dict[str, float]] = {}
     speed = bytes_per_second()
     for quantize in KINDS:

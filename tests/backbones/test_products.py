@@ -116,7 +116,7 @@ def test_weights_on_a_grid_with_offsets_are_kept(inputs):
     codes[..., 0] = 0
     codes[..., 1] = 15
     scales = torch.rand(48, inputs // 32, 1) + 0.5
-    weight_OI = (codes * scales - 7 * torch.rand(48, inputs // 32, 1)).flatten(1)
+    weight_OI = ((codes - 7 - torch.rand(48, inputs // 32, 1)) * scales).flatten(1)
     own = products.quantised_with_offsets(weight_OI)
     assert (own.widened() - weight_OI).norm() / weight_OI.norm() < 4e-3
     x_TI = torch.randn(8, inputs)

@@ -30,14 +30,6 @@ class LayerAttention:
     sinks_H: Tensor | None = None  # a score of each head that takes weight from all slots
     slots_at_once: int = 1  # rows look at a multiple of so many slots, masked, where they can
 
-    @property
-    def keys(self) -> Tensor:
-        return self.slots.keys[self.layer]
-
-    @property
-    def values(self) -> Tensor:
-        return self.slots.values[self.layer]
-
 
 def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) -> Tensor:
     """Write keys and values to their slots, then attend: [T, H * D]."""
@@ -56,18 +48,19 @@ def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) ->
 def _one_by_one(q_THD: Tensor, call: LayerAttention) -> Tensor:
     """Each sequence against its own slots: no padding, and no mask where every row sees all."""
     outputs = []
+    keys, values = call.slots.flat(call.layer)
     for i, s in enumerate(call.batch.segments):
         q_BTHD = q_THD[None, s.offset : s.offset + s.rows]
-        end = min(-(-s.end // call.slots_at_once) * call.slots_at_once, call.keys.shape[1])
-        keys = call.keys[s.lane, None, :end]
-        values = call.values[s.lane, None, :end]
+        end = -(-s.end // call.slots_at_once) * call.slots_at_once  # never behind its last page
+        span = call.batch.span(i, end)
+        seen = (keys[span][None], values[span][None])
         bias = call.batch.attention_bias(i, call.window, q_THD.dtype, end)
-        if call.slots_at_once > 1 and s.rows == 1 and q_THD.shape[1] == keys.shape[2]:
+        if call.slots_at_once > 1 and s.rows == 1 and q_THD.shape[1] == keys.shape[1]:
             # one row of one head would be multiplied in another way than several
-            twice = _product(q_BTHD.repeat(1, 2, 1, 1), keys, values, _twice(bias), call)
+            twice = _product(q_BTHD.repeat(1, 2, 1, 1), *seen, _twice(bias), call)
             outputs.append(twice[0, :1])
             continue
-        outputs.append(_product(q_BTHD, keys, values, bias, call)[0])
+        outputs.append(_product(q_BTHD, *seen, bias, call)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -78,11 +71,12 @@ def _twice(bias: Tensor | None) -> Tensor | None:
 def _side_by_side(q_THD: Tensor, call: LayerAttention) -> Tensor:
     """All sequences in one call, padded to the longest, with a mask from the five integers."""
     padded = call.batch.padded(call.window)
+    keys, values = call.slots.flat(call.layer)
     unseen_BS11 = padded.unseen_BS[:, :, None, None]  # what others left there may be no number
     out_BTE = _product(
         q_THD[padded.gather_BT],
-        call.keys[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
-        call.values[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
+        keys[padded.places_BS].masked_fill(unseen_BS11, 0),
+        values[padded.places_BS].masked_fill(unseen_BS11, 0),
         padded.mask_BTS[:, None, None],
         call,
     )
