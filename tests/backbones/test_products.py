@@ -166,6 +166,16 @@ class TestTable:
         (tmp_path / "file").write_text("no folder")
         assert self.fastest(tmp_path / "file") in self.KINDS
 
+    def test_bits_are_given_up_only_for_much_speed(self, tmp_path):
+        table = measure.Table(tmp_path)
+        for slower, kind in ((3.0, "int4"), (5.0, "widened")):
+            rows = {str(n): 1.0 for n in measure.ROWS}
+            table.times["int4 64x64"] = {
+                "int4": {n: slower * t for n, t in rows.items()},
+                "widened": rows,
+            }
+            assert table.fastest("int4", (64, 64), products.KINDS["int4"]) == kind
+
     def test_a_kind_that_does_not_run_here_is_left_out(self, tmp_path):
         def broken(weight_OI, bias):
             raise RuntimeError("no such operation")

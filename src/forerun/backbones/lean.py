@@ -175,7 +175,9 @@ class LeanBackbone(SlottedBackbone):
 
         product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
-        for index, layer in enumerate(self.stack):
+        stack: list[Any] = self.stack  # of tensors: products on a CPU have no tiles
+        head: Any = self.head
+        for index, layer in enumerate(stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
             norm_mlp = RMSNorm(layer.norm_mlp, self.eps)
             rotary = Rotary(self.cos_CD, self.sin_CD, self.eps, layer.q_norm, layer.k_norm)
@@ -187,7 +189,7 @@ class LeanBackbone(SlottedBackbone):
                 x_TE = x_TE[batch.reads_R]
             h_TI = product(x_TE, layer.gate_up, layer.gate_up_bias, normed=norm_mlp, gated=True)
             x_TE = product(h_TI, layer.down, layer.down_bias, onto=x_TE)
-        return product(x_TE, self.head, normed=RMSNorm(self.norm, self.eps))
+        return product(x_TE, head, normed=RMSNorm(self.norm, self.eps))
 
     def _attention(
         self, layer: Layer, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, call: LayerAttention

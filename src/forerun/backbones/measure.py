@@ -30,6 +30,7 @@ MOST_SECONDS = 4.0  # for all shapes of a model; what is not measured by then ta
 MOST_WEIGHTS = 1 << 22  # of a larger matrix a part is measured
 LEAST_WEIGHTS = 1 << 16  # in a smaller one nothing is to be gained
 FORMAT = 1
+WORTH_THE_BITS = 4.0  # times slower that a product may be if a row keeps its bits in it
 
 Times = dict[str, float]  # microseconds by number of rows
 
@@ -100,7 +101,10 @@ class Table:
             self._seconds += time.perf_counter() - start
             self.write()
         found = {kind: t for kind, t in self.times.get(key, {}).items() if kind in kinds}
-        return min(found, key=lambda kind: _score(found[kind])) if found else next(iter(kinds))
+        scores = {kind: _score(times) for kind, times in found.items()}
+        if "widened" in scores:  # it does not keep a row's bits, so it must be worth that
+            scores["widened"] *= WORTH_THE_BITS
+        return min(scores, key=scores.__getitem__) if scores else next(iter(kinds))
 
     def described(self, kinds: Mapping[str, str], quantize: str | None) -> dict[str, str]:
         """How the products of a model run here, with the times that decided it."""
@@ -154,8 +158,6 @@ def _measure(shape: tuple[int, int], kinds: Mapping[str, Any]) -> dict[str, Time
             product = make(weight_OI, None)
             if kind == "widened" or make in FLOATS or products.keeps_bits(product, inputs):
                 made[kind] = product
-    if len(made) > 1:
-        made.pop("widened", None)  # it does not keep a row's bits
     times: dict[str, Times] = {kind: {} for kind in made}
     for rows in ROWS:
         x_TI = torch.randn(rows, inputs)

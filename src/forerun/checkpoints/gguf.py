@@ -68,7 +68,7 @@ def _reader_class() -> Callable[..., Any]:
             if raw_type != GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
             # plain memory: slices of a memmap cost ten times as much
-            self.data = np.asarray(self.data).view(np.ndarray)
+            self.data = cast("Any", np.asarray(self.data).view(np.ndarray))
             kind = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
             count = int(self._get(orig_offs + 4, np.uint64)[0])
             begin = orig_offs + 12
