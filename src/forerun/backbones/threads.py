@@ -40,17 +40,20 @@ class ThreadChoice:
         """Run a forward with the threads that are chosen now."""
         if self._most == 1:
             return forward()
-        before = torch.get_num_threads()
-        if before != self.threads:
-            torch.set_num_threads(self.threads)
         start = self._clock()
         try:
-            return forward()
+            return self._alone(forward) if self.threads == 1 else forward()
         finally:
             end = self._clock()
             self._note(rows, end - start, end)
-            if before != self.threads:
-                torch.set_num_threads(before)
+
+    def _alone(self, forward: Callable[[], Tensor]) -> Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return forward()
+        finally:
+            torch.set_num_threads(before)
 
     def _note(self, rows: int, seconds: float, now: float) -> None:
         size = rows.bit_length()
