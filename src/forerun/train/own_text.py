@@ -122,17 +122,20 @@ def make_scripts(
 ) -> Scripts:
     """Prompts as tokens. Without a chat template there is only code."""
 
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    def scripts(texts: Sequence[str], after: int) -> list[tuple[list[int], int]]:
+        if not texts:
+            return []
+        found = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [(ids, after) for ids in found]
 
     start, header = _chat_frame(tokenizer)
     groups: list[list[tuple[list[int], int]]] = [[], [], [], []]
     if header:
-        groups[0] = [(ids(header), TELL)]
-        groups[1] = [(ids(start), ASK)] * len(OPENINGS)
-        groups[1] += [(ids(start + text), ASK) for text in OPENINGS]
-        groups[2] = [(ids(start + text + header), TELL) for text in questions]
-    groups[3] = [(ids(text)[:LONGEST_SCRIPT], TELL) for text in code]
+        groups[0] = scripts([header], TELL)
+        groups[1] = scripts([start], ASK) * len(OPENINGS)
+        groups[1] += scripts([start + text for text in OPENINGS], ASK)
+        groups[2] = scripts([start + text + header for text in questions], TELL)
+    groups[3] = [(ids[:LONGEST_SCRIPT], after) for ids, after in scripts(code, TELL)]
     groups = [[x for x in group if 0 < len(x[0]) <= LONGEST_SCRIPT] for group in groups]
     if not any(groups[1:]):
         raise BadOption(
