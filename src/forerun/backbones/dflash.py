@@ -215,10 +215,10 @@ class FeatureDrafter(nn.Module):
         once and then kept."""
         fused = self.fuse(features)
         rotary = Rotation.of(positions, self.shape, fused.dtype)
-        return [layer.self_attn.keys_values(fused, rotary) for layer in self._stack]
+        return [layer.self_attn.keys_values(fused, rotary) for layer in self.stack]
 
     @property
-    def _stack(self) -> Sequence[DraftLayer]:
+    def stack(self) -> Sequence[DraftLayer]:
         return self.layers  # type: ignore[return-value]
 
     def forward(
@@ -245,6 +245,6 @@ class FeatureDrafter(nn.Module):
             places = torch.arange(context[0][0].shape[1], device=embedded.device)
             hidden = places >= anchors[..., None]
         x = embedded
-        for layer, keys_values in zip(self._stack, context):
+        for layer, keys_values in zip(self.stack, context):
             x = layer(x, keys_values, rotary, hidden)
         return self.norm(x)

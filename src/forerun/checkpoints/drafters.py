@@ -15,9 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter
-from forerun.errors import BadCheckpoint
+from forerun.drafters.features import KINDS, SUFFIX, is_checkpoint
+from forerun.errors import BadCheckpoint, unknown
+from forerun.families.features import Features
+from forerun.probability.markov import Markov
+from forerun.zoo import HOME as ZOO
 from forerun.zoo.storage import SCALE, dequantise, quantise
 
+HOME = ZOO / "drafters"
 WEIGHTS = "model.safetensors"
 SHARED = (
     "embed_tokens.",
@@ -56,6 +61,7 @@ def speculators_config(shape: DrafterShape, target: Any, target_name: str) -> di
         "draft_vocab_size": shape.vocab,
         "mask_token_id": shape.mask_token,
         "aux_hidden_state_layer_ids": [layer + 1 for layer in shape.target_layers],
+        "num_target_layers": getattr(target, "num_hidden_layers", None),
         "sample_from_anchor": False,
         "sliding_window_non_causal": False,
         "transformer_layer_config": _layer_config(shape, target),
@@ -113,16 +119,40 @@ def _layer_config(shape: DrafterShape, target: Any) -> dict[str, Any]:
     }
 
 
-def is_drafter(folder: Path) -> bool:
-    """Is this folder a drafter with features?"""
-    file = folder / "config.json"
-    if not file.is_file():
+def shipped() -> dict[str, Path]:
+    """The drafters inside the package, by name."""
+    return {f"{file.parent.name}{SUFFIX}": file.parent for file in HOME.glob("*/config.json")}
+
+
+def find_drafter(draft: str, target: str, backbone: Any) -> Path:
+    """The folder that `draft=` names: itself, one that is shipped, or the one for this target."""
+    named = shipped()
+    if draft in named:
+        return named[draft]
+    folder = Path(draft).expanduser()
+    if is_checkpoint(folder):
+        return folder
+    if draft.endswith(SUFFIX):
+        raise unknown("drafter", draft, named, BadCheckpoint)
+    for folder in named.values():
+        if belongs(folder, backbone):
+            return folder
+    raise BadCheckpoint(
+        f"draft={draft!r}: no drafter belongs to '{target}'. Shipped: "
+        f"{', '.join(named) or 'none'}. Train one with `forerun train drafter --target {target}` "
+        "and give its folder."
+    )
+
+
+def belongs(folder: Path, backbone: Any) -> bool:
+    """Was a drafter trained for a target of this shape: its width, its layers and its tokens?"""
+    shape = read_shape(folder)
+    config = json.loads((folder / "config.json").read_text())
+    wanted = (shape.hidden, config.get("num_target_layers"), shape.vocab)
+    embedding = getattr(backbone, "embed", None)
+    if embedding is None:
         return False
-    config = json.loads(file.read_text())
-    return "dflash_config" in config or config.get("speculators_model_type") in KINDS
-
-
-KINDS = ("dflash", "dspark")
+    return wanted == (embedding.shape[1], backbone.layers, embedding.shape[0])
 
 
 def read_drafter(
@@ -217,4 +247,17 @@ def _shape(layer: dict[str, Any], **given: Any) -> DrafterShape:
         eps=layer["rms_norm_eps"],
         rope_theta=float(rope.get("rope_theta") or layer.get("rope_theta") or 10000.0),
         **given,
+    )
+
+
+def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
+    """How a drafter's blocks are laid out, for a target with so many tokens."""
+    shape = drafter.shape
+    markov = None
+    if drafter.markov_head is not None:
+        head = drafter.markov_head
+        before = head.markov_w1.weight.detach()[:vocab]
+        markov = Markov(before, head.markov_w2.weight.detach()[:vocab])
+    return Features(
+        vocab, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
     )

@@ -110,12 +110,27 @@ class Slots:
         self._flat: list[tuple[Tensor, Tensor]] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.features: dict[int, Tensor] = {}  # hidden states by layer, [slots, size]
         for heads, key_dim, value_dim in shape.of_layers():
             keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
             values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
             self._flat.append((keys, values))
             self.keys.append(keys[:-1].unflatten(0, lanes))
             self.values.append(values[:-1].unflatten(0, lanes))
+
+    def add_features(self, layers: Sequence[int], size: int) -> bool:
+        """Have forwards leave the hidden states after these layers in slots, beside keys and
+        values. Were some of them not kept before?"""
+        new = [layer for layer in layers if layer not in self.features]
+        keys, _ = self._flat[0]
+        for layer in new:
+            self.features[layer] = keys.new_zeros(len(keys), size)
+        return bool(new)
+
+    def keep_features(self, layer: int, slots_T: Tensor, x_TE: Tensor) -> None:
+        """Write the hidden states of all rows after a layer, if anybody asked for them."""
+        if layer in self.features:
+            self.features[layer].index_copy_(0, slots_T, x_TE)
 
     def flat(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values by flat slot (lane * context + slot)."""

@@ -313,6 +313,7 @@ class Engine:
 
     def _run_plans(self, served: list[Running]) -> Tensor:
         host = host_of(served[0])
+        host.begin_features()
         plans = [question_of(one).plan for one in served]
         memos = [host.memos[one.lane] for one in served]
         starts = [memo.start(plan) for memo, plan in zip(memos, plans)]

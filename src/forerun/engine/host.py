@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.backbone import Backbone
-from forerun.engine.cache import Memo
+from forerun.engine.backbone import Backbone, SlottedBackbone
+from forerun.engine.cache import Memo, Slots
 from forerun.engine.graphs import ForwardRunner
-from forerun.engine.pack import Batch
+from forerun.engine.pack import Batch, Segment
+from forerun.errors import NotAble
 from forerun.sequence.rows import Plan
 
 
@@ -63,6 +65,8 @@ class Host:
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
         self.rows_are_cheap = backbone.device.type != "cpu"
+        self.looks_into: Host | None = None  # the model whose hidden states this one reads
+        self._asked_features: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +74,43 @@ class Host:
 
     def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
         """The rows that must run: (lane, plan, first row of the plan that runs)."""
-        return Batch(work, self.room, self.device)
+        batch = Batch(work, self.room, self.device)
+        if self.looks_into is not None:
+            batch.sources = self.looks_into.feature_slots(batch.segments)
+        return batch
+
+    def ask_features(self, layers: Sequence[int]) -> None:
+        """Have forwards from now on keep the hidden states after these layers."""
+        shows = isinstance(self.backbone, SlottedBackbone) and self.backbone.gives_features
+        if not shows:
+            raise NotAble(
+                "a drafter with features needs a target that gives its hidden states: one of the "
+                "Llama shape (llama, mistral, qwen2, qwen3), on one device."
+            )
+        self._asked_features = (*self._asked_features, *layers)
+
+    def begin_features(self) -> None:
+        """Between two forwards: make room for what was asked for. Rows that ran without it are
+        forgotten, and so are captures that do not write it."""
+        asked = self._asked_features
+        self._asked_features = ()
+        if not asked or not isinstance(self.backbone, SlottedBackbone):
+            return
+        if self.slots.add_features(asked, self.backbone.hidden_size):
+            self.runner.forget_captures()
+            for memo in self.memos:
+                memo.forget()
+
+    def feature_slots(self, segments: Sequence[Segment]) -> np.ndarray:
+        """Where the hidden states of another model's rows lie: at the same places of the same
+        lanes, for rows that are remembered."""
+        assert isinstance(self.slots, Slots)
+        found = []
+        for segment in segments:
+            row = np.arange(segment.start, segment.end)
+            slot = segment.lane * self.room + row
+            found.append(np.where(row < segment.plan.stored, slot, self.slots.scratch_slot))
+        return np.concatenate(found)
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

@@ -74,6 +74,9 @@ class Batch:
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
+    # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
+    # row is made of nothing.
+    sources: np.ndarray | None = None
 
     def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
         """`work` is (lane, plan, first row that must run) of every sequence."""
@@ -123,6 +126,11 @@ class Batch:
     @cached_property
     def reads_R(self) -> Tensor:
         return self._integers[3]
+
+    @cached_property
+    def sources_T(self) -> Tensor:
+        assert self.sources is not None, "only a model that looks into another has sources"
+        return to_device(self.sources, torch.long, self.device)
 
     def attention_bias(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """What to add to the scores of a segment, [rows, end]: 0 where a row sees a slot, else
