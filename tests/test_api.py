@@ -617,3 +617,9 @@ def test_a_shorter_draft_context_bounds_the_request():
         )
         == 12
     )
+
+
+def test_a_draft_has_its_target_s_numbers_where_they_are_half():
+    m = forerun.load("tiny:llama", dtype="bfloat16", lanes=1)
+    assert m.draft_model("tiny:llama:1").backbone.dtype == torch.bfloat16
+    assert fresh().draft_model("tiny:llama:1").backbone.dtype == torch.float32

@@ -833,7 +833,11 @@ class Model:
             self._draft_models[name] = self._feature_drafter(name)
         elif name not in self._draft_models:
             try:
-                self._draft_models[name] = load(name, device=str(self.backbone.device), lanes=1)
+                # A draft in float32 would cost more than the target that it drafts for.
+                numbers = self.backbone.dtype
+                dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
+                device = str(self.backbone.device)
+                self._draft_models[name] = load(name, device=device, dtype=dtype, lanes=1)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]
