@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from forerun.train.drafter import DrafterRecipe, train_drafter
-from forerun.train.networks import load_network, load_tokenizer, move
+from forerun.train.networks import load_network, load_tokenizer
 from forerun.train.own_text import TextOptions
 
 BEGAN = time.perf_counter()
@@ -77,10 +77,6 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = load_target(arguments["target"], arguments["keep"])
     tokenizer = load_tokenizer(arguments["target"])
-    if device.type == "cuda":
-        network = network.to(torch.bfloat16)
-        torch.backends.cuda.matmul.allow_tf32 = True
-    move(network, device)
     log(f"target on {device}: {arguments['target']}")
     folder = train_drafter(
         recipe,

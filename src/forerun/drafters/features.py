@@ -54,6 +54,7 @@ class FeaturesDrafter:
         count = min(adaptive_length(seq, k) if self.adapt else k, family.block - 1)
         if count < 1:
             return NO_DRAFT
+        q: Tensor | None
         if family.autoregressive:
             tokens, q = await self._one_by_one(seq, count)
         elif family.markov is not None:
@@ -61,7 +62,7 @@ class FeaturesDrafter:
         else:
             tokens, q = await self._at_once(seq, count)
         tokens = seq.up_to_end(tokens)
-        return Draft(seq.next(len(tokens)), tokens, q[: len(tokens)])
+        return Draft(seq.next(len(tokens)), tokens, None if q is None else q[: len(tokens)])
 
     async def _at_once(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:
         laws = await self.model.block(seq, k)
@@ -69,14 +70,21 @@ class FeaturesDrafter:
         drawn = await seq.draw(sample_each, seq.next(k), q)
         return drawn.tokens[:k], q
 
-    async def _corrected(self, seq: Canvas, k: int, markov: Markov) -> tuple[list[int], Tensor]:
+    async def _corrected(
+        self, seq: Canvas, k: int, markov: Markov
+    ) -> tuple[list[int], Tensor | None]:
         laws = await self.model.block(seq, k)
         temperature = seq.history.sampling.temperature * self.draft_temperature
         last = int(seq.text[-1])
         rule: Callable[..., Tokens] = draw_chain(markov, temperature)
         drawn = await seq.draw(rule, seq.next(k), [last], laws.model_law)
         tokens = drawn.tokens[:k]
+        if temperature == 0:
+            return tokens, None  # certain of every token
         before_K = torch.tensor([last, *tokens[:-1]], device=laws.model_law.device)
+        plain = seq.history.sampling.keeps_all and not seq.history.edits_logits
+        if plain and self.draft_temperature == 1:
+            return tokens, markov.pending(laws.law, before_K)
         return tokens, markov.law(laws.model_law[:k], before_K, temperature)
 
     async def _one_by_one(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from forerun.probability.acceptance import Sampler, rule_factory
 from forerun.probability.distributions import point_mass
 from forerun.probability.outcomes import Tokens
+from forerun.probability.pending import PendingLaws, gather_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,17 @@ class Markov:
         if temperature == 0:
             return point_mass(logits_NV.argmax(-1), law_NV.shape[-1], law_NV.dtype)
         return (logits_NV / temperature).softmax(-1).nan_to_num()  # rows that pad have no mass
+
+    def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
+        """The corrected laws under a request's own sampling parameters, where these keep all
+        tokens: made in the rule that judges them."""
+        if not isinstance(law, PendingLaws):
+            raise TypeError("only laws that are not made yet")
+        moved_NV = self.before_VR[before_N] @ self.after_VR.T
+        logits_NV = gather_rows(law.parts)
+        exact = torch.promote_types(logits_NV.dtype, torch.float32)
+        corrected_NV = logits_NV.to(exact) + moved_NV.to(exact)
+        return PendingLaws.of(corrected_NV, 0, len(corrected_NV), law.parts[0].sampling)
 
 
 @rule_factory

@@ -13,21 +13,23 @@ import csv
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor
 
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints.drafters import write_drafter
-from forerun.errors import BadOption
+from forerun.errors import BadOption, unknown
 from forerun.options import check_whole
 from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
+from forerun.train.networks import move
 from forerun.train.own_text import (
     CODE,
     GREEDY,
@@ -95,6 +97,8 @@ def train_drafter(  # noqa: PLR0913 - one door for the command line and for scri
 ) -> Path:
     """Own text, training, and a checkpoint in `out/drafter` (and in 8 bits, `out/drafter-8bit`)."""
     out.mkdir(parents=True, exist_ok=True)
+    if torch.cuda.is_available():
+        move(network, torch.device("cuda"), torch.bfloat16)
     target = FrozenTarget(network, recipe.text.longest)
     text = own_text(recipe.text, target, tokenizer, out / "text.npz", prompts=prompts, log=log)
     shape = shape_of(recipe, network, tokenizer)
@@ -507,5 +511,19 @@ def walk(agreed: np.ndarray, last: int) -> tuple[int, int]:
     return at, forwards
 
 
-def with_seconds(recipe: DrafterRecipe, text: float, training: float) -> DrafterRecipe:
-    return replace(recipe, seconds=training, text=replace(recipe.text, seconds=text))
+def read_recipe(file: str | None) -> DrafterRecipe:
+    """A recipe from its YAML file; without one, the defaults."""
+    if file is None:
+        return DrafterRecipe()
+    if not Path(file).is_file():
+        raise BadOption(f"recipe {file!r} is not a file.")
+    given = yaml.safe_load(Path(file).read_text()) or {}
+    if not isinstance(given, dict):
+        raise BadOption(f"recipe {file!r} must be a YAML mapping.")
+    text = given.pop("text", {})
+    for options, kind in ((given, DrafterRecipe), (text, TextOptions)):
+        known = [one.name for one in fields(kind)]
+        for key in options:
+            if key not in known:
+                raise unknown("recipe key", key, known)
+    return DrafterRecipe(**given, text=TextOptions(**text))
