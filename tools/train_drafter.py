@@ -27,25 +27,20 @@ def log(line: str) -> None:
 
 def load_target(name: str, keep: Path | None):
     """The network, from what an earlier call kept if it did: reading a GGUF takes a while."""
-    file = keep / "target.pt" if keep else None
-    if file and file.exists():
-        from transformers import AutoModelForCausalLM
-
-        stored = torch.load(file, weights_only=False)
-        with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(stored["config"])
-        rotary = type(network.model.rotary_emb)(stored["config"])
-        network.load_state_dict(stored["state"], assign=True, strict=False)
-        network.tie_weights()
-        network.model.rotary_emb = rotary
-        return network
-    network = load_network(name)
-    if file:
+    if keep is None:
+        return load_network(name)
+    file = keep / "target.pt"
+    if not file.exists():
+        network = load_network(name)
+        if hasattr(network.config, "quantization_config"):
+            del network.config.quantization_config  # its weights are plain now
         keep.mkdir(parents=True, exist_ok=True)
-        config = network.config
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        torch.save({"config": config, "state": network.state_dict()}, file)
+        torch.save({"config": network.config, "state": network.state_dict()}, file)
+    from transformers import AutoModelForCausalLM
+
+    stored = torch.load(file, weights_only=False)
+    network = AutoModelForCausalLM.from_config(stored["config"])
+    network.load_state_dict(stored["state"])
     return network
 
 
