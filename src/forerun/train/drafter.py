@@ -318,6 +318,9 @@ class DrafterRun:
         for weight in self.drafter.parameters():
             if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=0.02)
+        with torch.no_grad():
+            # What goes into the shared head should be as large as what the target puts into it.
+            self.drafter.norm.weight.copy_(self.target.weights.norm)
         if self.drafter.markov_head is not None:
             torch.nn.init.normal_(self.drafter.markov_head.markov_w1.weight, std=0.1)
             torch.nn.init.zeros_(self.drafter.markov_head.markov_w2.weight)
