@@ -102,7 +102,7 @@ def candidates(model: forerun.Model, length: int, count: int, tail: int | None =
     plan = Causal._with_tails(text, range(length), tails)
     first, *others = plan.reads
     # the text is in slots already
-    return Batch([(0, replace(plan, reads=[first[1:], *others]), CONTEXT)], model.host.room, CUDA)
+    return model.host.batch([(0, replace(plan, reads=[first[1:], *others]), CONTEXT)])
 
 
 def canvases(model: forerun.Model, best: Ceilings, block: int = 32) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def canvases(model: forerun.Model, best: Ceilings, block: int = 32) -> dict[str,
         rows[3, CONTEXT:] = CONTEXT + index // block * block
         rows[4, CONTEXT:] = rows[3, CONTEXT:] + block
         plan = Plan(rows, [CONTEXT + index], CONTEXT)
-        batch = Batch([(0, plan, CONTEXT)], model.host.room, CUDA)
+        batch = model.host.batch([(0, plan, CONTEXT)])
         size = ForwardSize(1, CONTEXT, copies * block)
         return timed_forward(model, batch, size, best, TURNS)
 

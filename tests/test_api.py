@@ -423,6 +423,13 @@ class TestBadInput:
             lambda: tiny_model.generate("x", method="speculative"),
         )
 
+    def test_a_drafter_for_a_method_that_drafts_with_a_model(self, tiny_model):
+        self.refused(
+            BadOption,
+            ["draft='ngram'", "'specdiff'", "fills blanks"],
+            lambda: tiny_model.generate("x", method="specdiff", draft="ngram"),
+        )
+
     def test_a_draft_with_other_words_names_both(self, tiny_model):
         other = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="other", lanes=1)
         names = [f"<{i}>" for i in range(other.vocab)]

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
-from forerun.engine.cache import Memo, Slots
+from forerun.engine.cache import Memo
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pack import Batch, Segment
+from forerun.engine.pages import PagePool, PageShape
 from forerun.errors import NotAble
 from forerun.sequence.rows import Plan
+
+# Rows of prompts in one forward while others write: with more, a forward takes twice as long as
+# one of few rows, by `bench/pages.py`.
+CHUNKS = {"cpu": 16}
+CHUNK = 256
 
 
 @dataclass
@@ -54,13 +60,17 @@ class Host:
         room: int,
         impossible_tokens: Sequence[int] = (),
         graphs: bool | None = None,
+        pages: PageShape | None = None,
     ):
         self.backbone = backbone
         self.room = room
         self.impossible_tokens = [token for token in impossible_tokens if token < backbone.vocab]
-        self.slots = backbone.make_slots(lanes, room)
+        self.slots = backbone.make_slots(lanes, room, pages)
         self.runner = ForwardRunner(backbone, self.slots, graphs)
-        self.memos = [Memo(room) for _ in range(lanes)]
+        on_cpu = backbone.device.type == "cpu"
+        self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
+        self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
+        self.chunk = CHUNKS.get(backbone.device.type, CHUNK)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
@@ -72,9 +82,14 @@ class Host:
     def device(self) -> torch.device:
         return self.backbone.device
 
-    def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
-        """The rows that must run: (lane, plan, first row of the plan that runs)."""
-        batch = Batch(work, self.room, self.device)
+    def batch(self, work: Sequence[tuple[int, Plan, int]], ahead: int = 0) -> Batch:
+        """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are
+        made the lanes' own; so are those that they need `ahead` positions on."""
+        for lane, plan, start in work:
+            end = plan.rows.shape[1]
+            self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
+        self.slots.table.to_device()
+        batch = Batch(work, self.slots.table, self.device)
         if self.looks_into is not None:
             batch.sources = self.looks_into.feature_slots(batch.segments)
         return batch
@@ -89,28 +104,36 @@ class Host:
             )
         self._asked_features = (*self._asked_features, *layers)
 
-    def begin_features(self) -> None:
-        """Between two forwards: make room for what was asked for. Rows that ran without it are
-        forgotten, and so are captures that do not write it."""
+    def begin_features(self) -> bool:
+        """Between two forwards: make room for what was asked for, if anything was. Rows that ran
+        without it are forgotten, and so are captures that do not write it."""
         asked = self._asked_features
         self._asked_features = ()
         if not asked or not isinstance(self.backbone, SlottedBackbone):
-            return
-        if self.slots.add_features(asked, self.backbone.hidden_size):
+            return False
+        new = self.slots.add_features(asked, self.backbone.hidden_size)
+        if new:
             self.runner.forget_captures()
-            for memo in self.memos:
-                memo.forget()
+            self.forget()
+        return new
 
     def feature_slots(self, segments: Sequence[Segment]) -> np.ndarray:
         """Where the hidden states of another model's rows lie: at the same places of the same
         lanes, for rows that are remembered."""
-        assert isinstance(self.slots, Slots)
+        table = self.slots.table
         found = []
         for segment in segments:
             row = np.arange(segment.start, segment.end)
-            slot = segment.lane * self.room + row
-            found.append(np.where(row < segment.plan.stored, slot, self.slots.scratch_slot))
+            kept = min(segment.plan.stored, table.per_lane * table.size)
+            places = table.places(np.array(segment.lane), np.minimum(row, kept - 1).clip(0))
+            found.append(np.where(row < kept, places, table.scratch_slot))
         return np.concatenate(found)
+
+    def forget(self) -> None:
+        """Let go of everything that slots hold, to begin cold."""
+        for memo in self.memos:
+            memo.release()
+        self.pool.clear()
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

@@ -206,8 +206,7 @@ class Evaluation:
         it learnt of the text, would make it look faster. Nothing runs now."""
         for host in self.model.engine.hosts:
             host.shared_state.clear()
-            for memo in host.memos:
-                memo.forget()
+            host.forget()
 
     # --- what is scored -------------------------------------------------------
 
