@@ -12,6 +12,10 @@ from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints import drafters, tiny
 from forerun.drafters.features import FeaturesDrafter
 from forerun.errors import BadCheckpoint, BadOption, NotAble
+from forerun.families.base import ChainScorer
+from forerun.probability.acceptance import sample_token
+from forerun.registry import NoOptions
+from forerun.sequence.canvas import Canvas
 
 SHAPE = dict(
     vocab=257,
@@ -281,3 +285,29 @@ def test_missing_weights_are_named(tmp_path):
 def test_layers_are_spread_as_published():
     assert spread_layers(36, 5) == (1, 9, 17, 25, 33)
     assert spread_layers(30, 5) == (1, 8, 14, 20, 27)
+
+
+def test_a_method_may_ask_for_hidden_states():
+    """As one tensor per sequence, of named layers, after rejected guesses and in a batch."""
+    network = tiny.build("llama", 0, torch.float32)
+    seen = []
+
+    @forerun.method("looking", guarantee="exact", reference="ar")
+    async def looking(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
+        await target.conditionals(seq, [1, 2, 3])  # a guess that is not taken
+        while seq.goes_on():
+            seen.append((seq.text.tolist(), await target.features(seq, [1, 0])))
+            law = await target.next_law(seq)
+            seq.fill(seq.next(1), [(await seq.draw(sample_token, law)).token], "sampled")
+
+    model = forerun.load("tiny", lanes=2)
+    options = dict(max_tokens=4, ignore_eos=True)
+    plain = model.generate(PROMPTS, method="ar", **options)
+    looked = model.generate(PROMPTS, method=looking, **options)
+    assert [r.token_ids for r in looked] == [r.token_ids for r in plain]
+    assert len(seen) == 12
+    for text, features in seen:
+        with torch.no_grad():
+            states = network(torch.tensor([text]), output_hidden_states=True).hidden_states
+            expected = torch.cat([last_state(network, text), states[1]], -1)[0]
+        torch.testing.assert_close(features, expected, atol=1e-4, rtol=1e-3)

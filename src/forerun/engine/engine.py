@@ -443,6 +443,9 @@ class Engine:
                     answer.append(law)
                 first += rows
             show_to_recorder(question, logits_RV[begin:first], answer)
+            if question.features:
+                rows = question.plan.stored
+                answer.append(host_of(one).features(one.lane, rows, question.features))
             answers.append(answer)
         self.clock.rules += time.perf_counter() - began
         return answers

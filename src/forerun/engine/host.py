@@ -16,6 +16,7 @@ from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape
 from forerun.errors import NotAble
+from forerun.probability.transfer import to_device
 from forerun.sequence.rows import Plan
 
 # Rows of prompts in one forward while others write: with more, a forward takes twice as long as
@@ -102,7 +103,8 @@ class Host:
                 "a drafter with features needs a target that gives its hidden states: one of the "
                 "Llama shape (llama, mistral, qwen2, qwen3), on one device."
             )
-        self._asked_features = (*self._asked_features, *layers)
+        new = [layer for layer in layers if layer not in self.slots.features]
+        self._asked_features = (*self._asked_features, *new)
 
     def begin_features(self) -> bool:
         """Between two forwards: make room for what was asked for, if anything was. Rows that ran
@@ -116,6 +118,12 @@ class Host:
             self.runner.forget_captures()
             self.forget()
         return new
+
+    def features(self, lane: int, rows: int, layers: Sequence[int]) -> Tensor:
+        """The hidden states of the first rows of a lane, after these layers, [rows, N]."""
+        places = self.slots.table.places(np.array(lane), np.arange(rows))
+        places_T = to_device(places, torch.long, self.device)
+        return torch.cat([self.slots.features[layer][places_T] for layer in layers], -1)
 
     def feature_slots(self, segments: Sequence[Segment]) -> np.ndarray:
         """Where the hidden states of another model's rows lie: at the same places of the same

@@ -40,7 +40,16 @@ def gradient(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor) -> tuple[Te
 
 @cache
 def _fused(on_gpu: bool) -> Any:
-    return torch.compile(gradient) if on_gpu else gradient
+    """The same in few passes over the logits, where it can be compiled."""
+    if not on_gpu:
+        return gradient
+    compiled = torch.compile(gradient)
+    try:
+        zero = torch.zeros(2, device="cuda")
+        compiled(torch.zeros(2, 8, device="cuda"), zero.long(), zero)
+    except Exception:  # whatever stands in the way, the plain code can do it
+        return gradient
+    return compiled
 
 
 class _HeadLoss(torch.autograd.Function):
