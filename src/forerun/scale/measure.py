@@ -1,0 +1,176 @@
+"""What a plan rests on: forwards of a shape, and methods with several sequences in flight.
+
+Methods run with CALIBRATED numbers in flight, from which the plan's constants follow, and with
+CHECKED numbers, which the plan then has to foretell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.api import Model
+from forerun.engine.cache import available_bytes
+from forerun.evaluate.evaluation import forget
+from forerun.profile.forward import bandwidth, forwards
+from forerun.profile.machine import machine
+from forerun.scale.plan import Load, Measured, MethodCost, request_seconds
+
+CALIBRATED = (4, 16)
+CHECKED = (8, 32)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+CONTEXT = 256  # tokens before the rows that are timed
+PROMPT = 64
+TOKENS = 96
+WAVES = 3  # requests, for each that is in flight
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Requests in a closed loop: when one ends the next begins."""
+
+    method: str
+    in_flight: int
+    requests: int
+    seconds: float
+    rows: float  # of a sequence in a forward, prompts left out
+    tokens_per_forward: float
+
+    @property
+    def per_second(self) -> float:
+        return self.requests / self.seconds
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was foretold, and what came."""
+
+    method: str
+    in_flight: int
+    predicted: float  # requests a second
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "error": self.error}
+
+
+def prompts_of(model: Model, count: int) -> list[list[int]]:
+    """Token ids that no two prompts begin with alike, so that no prompt is in the slots already."""
+    rng = np.random.default_rng(0)
+    return rng.integers(5, min(model.vocab, 4000), (count, PROMPT)).tolist()
+
+
+def closed_loop(
+    model: Model, method: str, options: Options, in_flight: int, requests: int
+) -> Closed:
+    """Serve some requests, `in_flight` at a time."""
+    forget(model)
+    _serve(model, method, options, in_flight, in_flight)  # captures what is captured
+    forget(model)
+    work = model.host.work
+    before = work.rows
+    began = time.perf_counter()
+    results = _serve(model, method, options, in_flight, requests)
+    seconds = time.perf_counter() - began
+    forwards = sum(result.stats.forwards for result in results)
+    tokens = sum(result.stats.tokens for result in results)
+    rows = model.host.work.rows - before - requests * PROMPT
+    return Closed(
+        method, in_flight, requests, seconds, max(1.0, rows / forwards), tokens / forwards
+    )
+
+
+def _serve(model: Model, method: str, options: Options, in_flight: int, requests: int) -> list[Any]:
+    places = asyncio.Semaphore(in_flight)
+
+    async def one(prompt: list[int]) -> Any:
+        async with places:
+            return await model.agenerate(
+                prompt, method=method, max_tokens=TOKENS, ignore_eos=True, **options
+            )
+
+    async def every() -> list[Any]:
+        return await asyncio.gather(*map(one, prompts_of(model, requests)))
+
+    return asyncio.run(every())
+
+
+def measure(
+    model: Model, shape: str, methods: Mapping[str, Options], waves: int = WAVES
+) -> tuple[Measured, list[Check]]:
+    """The constants of a shape on this machine, and how well they foretell what they were not made
+    from."""
+    lanes = model.lanes
+    _, timed = forwards(model, ROWS, [1], [CONTEXT], turns=5)
+    backbone = model.backbone
+    found = Measured(
+        shape=shape,
+        machine=machine(),
+        chain={one.tokens: one.seconds for one in timed},
+        context=CONTEXT,
+        bytes_per_second=bandwidth(backbone.device),
+        bytes_per_slot=backbone.bytes_per_lane(1),
+        weight_bytes=int(backbone.cost) * backbone.dtype.itemsize,
+        memory_bytes=memory_of(backbone.device),
+        methods=(),
+    )
+    costs = []
+    loops = []
+    for method, options in methods.items():
+        runs = {
+            batch: closed_loop(model, method, options, batch, waves * batch)
+            for batch in (*CALIBRATED, *CHECKED)
+            if batch <= lanes
+        }
+        costs.append(cost_from(found, [runs[batch] for batch in CALIBRATED if batch in runs]))
+        loops += [runs[batch] for batch in CHECKED if batch in runs]
+    whole = Measured(**{**vars(found), "methods": costs})
+    return whole, [check_of(whole, loop) for loop in loops]
+
+
+def memory_of(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return available_bytes(device)
+
+
+def cost_from(measured: Measured, runs: Sequence[Closed]) -> MethodCost:
+    """The constants of one method: what its steps took beyond their forwards, on a line through
+    the numbers in flight."""
+    rows = float(np.mean([run.rows for run in runs]))
+    tokens = float(np.mean([run.tokens_per_forward for run in runs]))
+    outside = [_outside(measured, run) for run in runs]
+    flights = [run.in_flight for run in runs]
+    if len(runs) > 1:
+        slope, fixed = np.polyfit(flights, outside, 1)
+    else:
+        slope, fixed = 0.0, outside[0]
+    return MethodCost(runs[0].method, rows, tokens, float(fixed), float(slope), "random tokens")
+
+
+def _outside(measured: Measured, run: Closed) -> float:
+    """Seconds of a step that are not its forward's."""
+    request = run.seconds * run.in_flight / run.requests
+    decoding = request - run.in_flight * PROMPT * measured.per_row
+    step = decoding * run.tokens_per_forward / TOKENS
+    slots = run.in_flight * (PROMPT + TOKENS / 2)
+    return step - measured.forward(run.in_flight * run.rows, slots)
+
+
+def check_of(measured: Measured, run: Closed) -> Check:
+    load = Load(1.0, PROMPT, TOKENS)
+    method = measured.method(run.method)
+    seconds = request_seconds(measured, method, run.in_flight, load)
+    return Check(run.method, run.in_flight, run.in_flight / seconds, run.per_second)
