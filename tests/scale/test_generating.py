@@ -93,7 +93,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused_by_name(tmp_path, monkey
     tiny.tokenizer().save_pretrained(tmp_path)
     numbers = loading.weights_in(tmp_path)
     monkeypatch.setattr(loading, "available_bytes", lambda device: 4 * numbers - 1)
-    with pytest.raises(NoRoom, match="a worker on .*takes 0.0 GiB in 32 bits"):
+    with pytest.raises(NoRoom, match=r"a worker on .*takes 0.0 GiB in 32 bits"):
         LoadPlan(str(tmp_path), "cpu").model()
     monkeypatch.setattr(loading, "available_bytes", lambda device: 4 * numbers)
     assert LoadPlan(str(tmp_path), "cpu", lanes=1, max_context=32).model().lanes == 1

@@ -25,7 +25,7 @@ from forerun.errors import BadOption, unknown
 from forerun.methods.jacobi import STARTS
 from forerun.options import check_between, check_whole
 from forerun.train.autoregressive import AutoregressiveObjective
-from forerun.train.base import CHECKPOINT, Objective
+from forerun.train.base import Objective, was_begun
 from forerun.train.data import Corpus
 from forerun.train.trajectories import (
     Trajectories,
@@ -111,7 +111,7 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
             )
         folder = out / "trajectories"
         # A resumed run reads them: its network is no longer the one that wrote them.
-        if (out / CHECKPOINT).exists():
+        if was_begun(out):
             return TrajectorySource(corpus, read_folder(folder))
         prompts_SP = corpus.batch(0, self.sequences, given, seed)
         plan = TrajectoryPlan(self.blocks, self.block, self.start)

@@ -132,11 +132,12 @@ def packed_logits(
 ) -> Tensor:
     """[B, R, V]: what follows every row of the text and of the guesses, in one forward; only for
     the `last` rows, if given."""
-    attention = getattr(network.config, "_attn_implementation", None)
+    config = getattr(network, "module", network).config  # DDP wraps the network
+    attention = getattr(config, "_attn_implementation", None)
     if attention != "sdpa":  # other kinds add the mask to the scores, or have a mask of their own
         raise NotAble(
             "blocks side by side need a network with sdpa attention; this one "
-            f"({network.config.model_type}) has {attention}."
+            f"({config.model_type}) has {attention}."
         )
     length = text_BL.shape[1]
     places_L = torch.arange(length, device=text_BL.device)
