@@ -40,6 +40,7 @@ COMMANDS = {
     "trace": "Show a trace: every token, coloured by the reason it was committed.",
     "bench": "Measure where the time of a forward, or of decoding, goes.",
     "trajectories": "Collect Jacobi trajectories for consistency training, or look at one.",
+    "samples": "Have a teacher write the text that distillation by a recipe needs.",
     "zoo": "List the embedded models, read their cards, train them again.",
 }
 

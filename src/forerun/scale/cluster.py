@@ -94,6 +94,13 @@ def check_nodes() -> None:
             )
 
 
+def gpus_each(asked: float | None) -> float:
+    """GPUs of a worker: as asked, else one where the cluster has any."""
+    import ray
+
+    return float(ray.cluster_resources().get("GPU", 0) > 0) if asked is None else asked
+
+
 @dataclass(frozen=True)
 class RayPool:
     """Actors on the cluster that this process has joined, with a model each."""
@@ -112,7 +119,7 @@ class RayPool:
         import ray
 
         has = ray.cluster_resources()
-        each = gpus if gpus is not None else float(has.get("GPU", 0) > 0)
+        each = gpus_each(gpus)
         kind, need = ("GPU", each) if each else ("CPU", float(threads))
         fit = int(has.get(kind, 0) / need)
         if fit < (workers or 1):
