@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.cli.common import check_writable, print_json, print_table, stderr_console
+from forerun.cli.common import print_json, print_table, stderr_console
 from forerun.cli.flags import Device, Dtype, Json, Quiet, model_option, takes_flags
 from forerun.errors import BadOption
 
@@ -99,13 +99,15 @@ def _measure(flags: PlanFlags) -> Measured:
 
     from forerun.checkpoints.placement import device_named, dtype_named
     from forerun.profile.shapes import random_model
-    from forerun.scale.measure import CHECKED, CONTEXT, ROWS, measure
+    from forerun.scale.measure import CONTEXT, ROWS, TRIAL, measure
 
-    check_writable(flags.measure)
+    folder = Path(str(flags.measure)).resolve().parent
+    if not folder.is_dir():
+        raise BadOption(f"measure={flags.measure!r}: there is no folder {str(folder)!r}.")
     where = device_named(flags.device)
     half = torch.bfloat16 if where.type == "cuda" else torch.float32
     kind = dtype_named(flags.dtype, where) or half
-    model = random_model(flags.model, where, kind, max(CHECKED), CONTEXT + max(ROWS))
+    model = random_model(flags.model, where, kind, max(TRIAL.checked), CONTEXT + max(ROWS))
     methods = {name: _options(name) for name in flags.methods or MEASURED_METHODS}
     measured, checks = measure(model, flags.model, methods)
     told = {**measured.as_dict(), "checks": [check.as_dict() for check in checks]}

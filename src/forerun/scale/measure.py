@@ -1,7 +1,7 @@
 """What a plan rests on: forwards of a shape, and methods with several sequences in flight.
 
-Methods run with CALIBRATED numbers in flight, from which the plan's constants follow, and with
-CHECKED numbers, which the plan then has to foretell.
+Methods run with some numbers of requests in flight, from which the plan's constants follow, and
+with others, which the plan then has to foretell.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,28 @@ import torch
 from forerun.api import Model
 from forerun.engine.cache import available_bytes
 from forerun.evaluate.evaluation import forget
-from forerun.profile.forward import bandwidth, forwards
+from forerun.profile.forward import forwards
 from forerun.profile.machine import machine
 from forerun.scale.plan import Load, Measured, MethodCost, request_seconds
 
-CALIBRATED = (4, 16)
-CHECKED = (8, 32)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXT = 256  # tokens before the rows that are timed
-PROMPT = 64
-TOKENS = 96
-WAVES = 3  # requests, for each that is in flight
 
 Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is served while a plan's constants are measured, and while they are checked."""
+
+    calibrated: tuple[int, ...] = (4, 16)  # in flight
+    checked: tuple[int, ...] = (8, 32)
+    prompt: int = 64  # tokens of a request
+    tokens: int = 96  # of its answer
+    waves: int = 3  # requests, for each that is in flight
+
+
+TRIAL = Trial()
 
 
 @dataclass(frozen=True)
@@ -66,78 +75,74 @@ class Check:
         return {**asdict(self), "error": self.error}
 
 
-def prompts_of(model: Model, count: int) -> list[list[int]]:
+def prompts_of(model: Model, count: int, length: int) -> list[list[int]]:
     """Token ids that no two prompts begin with alike, so that no prompt is in the slots already."""
     rng = np.random.default_rng(0)
-    return rng.integers(5, min(model.vocab, 4000), (count, PROMPT)).tolist()
+    return rng.integers(5, min(model.vocab, 4000), (count, length)).tolist()
 
 
 def closed_loop(
-    model: Model, method: str, options: Options, in_flight: int, requests: int
+    model: Model, method: str, options: Options, in_flight: int, trial: Trial
 ) -> Closed:
     """Serve some requests, `in_flight` at a time."""
+    requests = trial.waves * in_flight
+    asked = {"method": method, "max_tokens": trial.tokens, "ignore_eos": True, **options}
+    prompts = prompts_of(model, requests, trial.prompt)
+    asyncio.run(_serve(model, asked, prompts[:in_flight], in_flight))  # captures what is captured
     forget(model)
-    _serve(model, method, options, in_flight, in_flight)  # captures what is captured
-    forget(model)
-    work = model.host.work
-    before = work.rows
+    before = model.host.work.rows
     began = time.perf_counter()
-    results = _serve(model, method, options, in_flight, requests)
+    results = asyncio.run(_serve(model, asked, prompts, in_flight))
     seconds = time.perf_counter() - began
     forwards = sum(result.stats.forwards for result in results)
     tokens = sum(result.stats.tokens for result in results)
-    rows = model.host.work.rows - before - requests * PROMPT
-    return Closed(
-        method, in_flight, requests, seconds, max(1.0, rows / forwards), tokens / forwards
-    )
+    rows = model.host.work.rows - before - requests * trial.prompt
+    each = max(1.0, rows / forwards)
+    return Closed(method, in_flight, requests, seconds, each, tokens / forwards)
 
 
-def _serve(model: Model, method: str, options: Options, in_flight: int, requests: int) -> list[Any]:
+async def _serve(
+    model: Model, asked: Options, prompts: Sequence[list[int]], in_flight: int
+) -> list[Any]:
     places = asyncio.Semaphore(in_flight)
 
     async def one(prompt: list[int]) -> Any:
         async with places:
-            return await model.agenerate(
-                prompt, method=method, max_tokens=TOKENS, ignore_eos=True, **options
-            )
+            return await model.agenerate(prompt, **asked)
 
-    async def every() -> list[Any]:
-        return await asyncio.gather(*map(one, prompts_of(model, requests)))
-
-    return asyncio.run(every())
+    return await asyncio.gather(*map(one, prompts))
 
 
 def measure(
-    model: Model, shape: str, methods: Mapping[str, Options], waves: int = WAVES
+    model: Model, shape: str, methods: Mapping[str, Options], trial: Trial = TRIAL
 ) -> tuple[Measured, list[Check]]:
     """The constants of a shape on this machine, and how well they foretell what they were not made
     from."""
-    lanes = model.lanes
-    _, timed = forwards(model, ROWS, [1], [CONTEXT], turns=5)
+    found = _forwards(model, shape)
+    costs = []
+    loops = []
+    for method, options in methods.items():
+        calibrated = [closed_loop(model, method, options, n, trial) for n in trial.calibrated]
+        costs.append(cost_from(found, calibrated, trial))
+        loops += [closed_loop(model, method, options, n, trial) for n in trial.checked]
+    whole = replace(found, methods=costs)
+    return whole, [check_of(whole, loop, trial) for loop in loops]
+
+
+def _forwards(model: Model, shape: str) -> Measured:
+    best, timed = forwards(model, ROWS, [1], [CONTEXT], turns=5)
     backbone = model.backbone
-    found = Measured(
+    return Measured(
         shape=shape,
         machine=machine(),
         chain={one.tokens: one.seconds for one in timed},
         context=CONTEXT,
-        bytes_per_second=bandwidth(backbone.device),
+        bytes_per_second=best.bytes_per_second,
         bytes_per_slot=backbone.bytes_per_lane(1),
         weight_bytes=int(backbone.cost) * backbone.dtype.itemsize,
         memory_bytes=memory_of(backbone.device),
         methods=(),
     )
-    costs = []
-    loops = []
-    for method, options in methods.items():
-        runs = {
-            batch: closed_loop(model, method, options, batch, waves * batch)
-            for batch in (*CALIBRATED, *CHECKED)
-            if batch <= lanes
-        }
-        costs.append(cost_from(found, [runs[batch] for batch in CALIBRATED if batch in runs]))
-        loops += [runs[batch] for batch in CHECKED if batch in runs]
-    whole = Measured(**{**vars(found), "methods": costs})
-    return whole, [check_of(whole, loop) for loop in loops]
 
 
 def memory_of(device: torch.device) -> int:
@@ -146,12 +151,12 @@ def memory_of(device: torch.device) -> int:
     return available_bytes(device)
 
 
-def cost_from(measured: Measured, runs: Sequence[Closed]) -> MethodCost:
+def cost_from(measured: Measured, runs: Sequence[Closed], trial: Trial) -> MethodCost:
     """The constants of one method: what its steps took beyond their forwards, on a line through
     the numbers in flight."""
     rows = float(np.mean([run.rows for run in runs]))
     tokens = float(np.mean([run.tokens_per_forward for run in runs]))
-    outside = [_outside(measured, run) for run in runs]
+    outside = [_outside(measured, run, trial) for run in runs]
     flights = [run.in_flight for run in runs]
     if len(runs) > 1:
         slope, fixed = np.polyfit(flights, outside, 1)
@@ -160,17 +165,17 @@ def cost_from(measured: Measured, runs: Sequence[Closed]) -> MethodCost:
     return MethodCost(runs[0].method, rows, tokens, float(fixed), float(slope), "random tokens")
 
 
-def _outside(measured: Measured, run: Closed) -> float:
+def _outside(measured: Measured, run: Closed, trial: Trial) -> float:
     """Seconds of a step that are not its forward's."""
     request = run.seconds * run.in_flight / run.requests
-    decoding = request - run.in_flight * PROMPT * measured.per_row
-    step = decoding * run.tokens_per_forward / TOKENS
-    slots = run.in_flight * (PROMPT + TOKENS / 2)
+    decoding = request - run.in_flight * trial.prompt * measured.per_row
+    step = decoding * run.tokens_per_forward / trial.tokens
+    slots = run.in_flight * (trial.prompt + trial.tokens / 2)
     return step - measured.forward(run.in_flight * run.rows, slots)
 
 
-def check_of(measured: Measured, run: Closed) -> Check:
-    load = Load(1.0, PROMPT, TOKENS)
+def check_of(measured: Measured, run: Closed, trial: Trial) -> Check:
+    load = Load(1.0, trial.prompt, trial.tokens)
     method = measured.method(run.method)
     seconds = request_seconds(measured, method, run.in_flight, load)
     return Check(run.method, run.in_flight, run.in_flight / seconds, run.per_second)

@@ -35,7 +35,7 @@ def end_tokens(model: str, tokenizer: Any) -> tuple[int, ...]:
     base, _ = resolve.split_adapters(model)
     if not base.startswith("zoo:"):
         try:
-            found = GenerationConfig.from_pretrained(resolve.find(base).path).eos_token_id
+            found = GenerationConfig.from_pretrained(resolve.find(base).place).eos_token_id
         except OSError:
             found = None
     if found is None:
