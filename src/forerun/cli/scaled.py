@@ -62,7 +62,7 @@ def make_pool(flags: Scaled) -> Pool:
     from forerun.scale.local import LocalPool
 
     if flags.ray is None:
-        return LocalPool(flags.workers or 1, flags.threads)
+        return LocalPool(1 if flags.workers is None else flags.workers, flags.threads)
     from forerun.scale.cluster import RayPool, connect
 
     spare = 1  # for what Ray Data does besides
