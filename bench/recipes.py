@@ -22,16 +22,18 @@ ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "examples" / "recipes"
 SHAPE = SHAPES["qwen2.5-7b"]
 GPUS = (2, 8, 16)
+SHARE = 4  # sequences of a forward, as in bench/train_step.py
+HEAD = ("recipe", "GPUs", "GiB of each: state, gathered, activations, logits, in all")
 
 
 def run_of(recipe: dict, gpus: int) -> Run:
-    """A recipe on some GPUs, a sequence a forward."""
+    """A recipe on some GPUs; `accumulate` follows from their number."""
     options = recipe["options"]
     rows = 2 * recipe["context"]  # block: the text, and the text as it is masked
     if recipe["objective"] == "consistency":
         # the text and its guesses; then real text, in a forward of its own
         rows = recipe["context"] + options["block"] * options["blocks"]
-    return Run(SHAPE, gpus, 1, rows, recipe["batch"], recipe["steps"])
+    return Run(SHAPE, gpus, SHARE, rows, recipe["batch"], recipe["steps"])
 
 
 def main() -> None:
@@ -40,9 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     file = Path(arguments.steps)
     measured = json.loads(file.read_text()) if file.exists() else {}
-    print(
-        "| recipe | GPUs | GiB of each: state, gathered, activations, logits, in all | GB/step | hours |"
-    )
+    print("| " + " | ".join((*HEAD, "GB a step", "hours")) + " |")
     print("|---|---|---|---|---|")
     for name in ("consistency", "block"):
         recipe = yaml.safe_load((RECIPES / f"7b-{name}.yaml").read_text())

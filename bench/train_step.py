@@ -67,7 +67,7 @@ def timed(step, turns: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="qwen2.5-7b")
-    parser.add_argument("--share", type=int, default=1, help="sequences of a forward")
+    parser.add_argument("--share", type=int, default=4, help="sequences of a forward")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json")
     arguments = parser.parse_args()

@@ -106,13 +106,14 @@ class Measured:
 def shipped(shape: str) -> Measured:
     """What was measured for a shape and came with the package."""
     folder = resources.files("forerun.scale") / "measured"
-    files = {Path(str(file)).stem: file for file in folder.iterdir() if str(file).endswith(".json")}
+    found = [Path(str(file)) for file in folder.iterdir()] if folder.is_dir() else []
+    files = {file.stem: file for file in found if file.suffix == ".json"}
     if shape not in files:
         raise BadOption(
             f"model={shape!r} was not measured: known: {', '.join(sorted(files)) or 'none'}. "
             "Measure it where it will run: forerun plan --measure FILE --model SHAPE."
         )
-    return Measured.read(str(files[shape]))
+    return Measured.read(files[shape])
 
 
 @dataclass(frozen=True)
