@@ -29,7 +29,7 @@ def counted(file: str | None) -> dict[str, tuple[float, str]]:
         return {}
     found: dict[str, tuple[float, str]] = {}
     for row in json.loads(Path(file).read_text())["methods"]:
-        found.setdefault(row["method"], (row["tokens/forward"], row["model"]))
+        found.setdefault(row["method"], (row["tokens"], row["model"]))
     return found
 
 

@@ -1,6 +1,7 @@
 """Work by several workers, one of them killed in the middle, and Ray Serve under load:
 
     python bench/scale.py workers [--ray]      1, 2 and 4 workers; each again with one killed
+    python bench/scale.py journal              answers that the process in the middle can take
     python bench/scale.py serve                two replicas: a rolling update, then a killed one
 
 Each prints a table for docs/scale.md. The second, and --ray, need `forerun[ray]`.
@@ -98,6 +99,24 @@ def _ray_pool(count: int):
 
     connect(LOCAL, cpus=5)
     return RayPool.of(count, 1, None)
+
+
+def journal(answers: int = 20_000, tokens: int = 256) -> None:
+    """How many answers one process can take from all workers, write down and put in order."""
+    from forerun.scale.journal import Journal
+    from forerun.scale.work import Answered
+
+    result = {"text": "x" * 4 * tokens, "token_ids": [*range(10_000, 10_000 + tokens)]}
+    part = [[result]] * 64
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        made = Journal(Path(folder) / "out", {})
+        names = [str(number) for number in range(answers // 64)]
+        for name in names:
+            made.add(Answered(name, json.loads(json.dumps(part)), 0))
+        made.finish(line for answer in made.answers(names) for [line] in answer)
+        seconds = time.perf_counter() - began
+    print(f"{answers / seconds:.0f} answers of {tokens} tokens a second, {machine()}.")
 
 
 class Clients:
@@ -198,13 +217,15 @@ def _pids(name: str) -> set[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("workers", "serve"))
+    parser.add_argument("what", choices=("workers", "serve", "journal"))
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     if arguments.what == "workers":
         workers(arguments.ray)
+    elif arguments.what == "journal":
+        journal()
     else:
         serve(arguments.readers, arguments.seconds)
 

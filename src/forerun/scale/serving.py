@@ -89,7 +89,7 @@ def deploy(settings: Settings, replicas: Replicas, name: str, host: str, port: i
     from ray import serve
     from ray.serve.config import HTTPOptions
 
-    serve.start(http_options=HTTPOptions(host=host, port=port))
+    serve.start(http_options=HTTPOptions(host=host, port=port, location="EveryNode"))
     deployment = serve.deployment(serve.ingress()(Replica))
     made = deployment.options(name=DEPLOYMENT, **replicas.options(settings))
     is_new = name not in serve.status().applications
