@@ -40,13 +40,13 @@ def samples(flags: SamplesFlags) -> None:
     from forerun.train.distil import Distillation
     from forerun.train.objectives import make_objective
     from forerun.train.recipe import read
-    from forerun.train.run import check_start, tokenizer_of, with_mask
+    from forerun.train.run import check_start, tokenizer_of, with_family
     from forerun.train.samples import SamplePlan
 
     recipe = read(flags.config)
     check_start(recipe)
     tokenizer = tokenizer_of(recipe)
-    recipe = with_mask(recipe, tokenizer)
+    recipe = with_family(recipe, tokenizer)
     objective = make_objective(recipe.objective, recipe.options)
     if not isinstance(objective, Distillation) or not objective.sampled:
         raise BadOption(f"{flags.config}: objective {recipe.objective!r} uses no samples.")

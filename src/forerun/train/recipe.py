@@ -26,6 +26,9 @@ class Recipe:
     # a checkpoint to begin from: a directory, a hub id or zoo:NAME; without one, fresh weights
     start: str | None = None
     model: dict[str, Any] = field(default_factory=dict)  # model_type and config, for transformers
+    # a checkpoint whose tokenizer is used, by the same names; without one, that of `start`, else
+    # the zoo's. A fresh network takes its vocabulary and mask token from it
+    tokenizer: str | None = None
     context: int = 256  # tokens per training sequence
     batch: int = 256  # sequences per step, over all processes
     steps: int = 1000
@@ -59,6 +62,7 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise BadOption(f"{name}={value!r} must be a number.")
+        self._check_names()
         make_objective(self.objective, self.options)  # refuses unknown names and bad options
         if self.decay not in DECAYS:
             raise unknown("decay", self.decay, DECAYS)
@@ -78,6 +82,12 @@ class Recipe:
             check_flag("bfloat16", self.bfloat16)
         if self.shard and self.lora:
             raise BadOption(f"lora={self.lora} needs no shard: adapters are small. Leave one out.")
+
+    def _check_names(self) -> None:
+        for name in ("start", "tokenizer", "judge"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise BadOption(f"{name}={value!r} must name a checkpoint.")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
