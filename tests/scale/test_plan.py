@@ -1,6 +1,7 @@
 """A plan is arithmetic on what was measured, and says what it would foretell."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,8 @@ def test_the_cheapest_method_comes_first_and_replicas_follow_the_load():
     better = plan(MACHINE, load, tokens_per_forward={"lookup": 4 * break_even})
     assert better[0].method == "lookup"
     # a reader who wants more tokens a second gets a smaller batch
+    assert rows[0].in_flight == 32, "no further than was measured"
+    assert plan(MACHINE, replace(load, in_flight=64), "ar")[0].in_flight == 64
     alone = plan(MACHINE, Load(1.0, 10, 100, slowest=700), "ar")[0]
     assert alone.in_flight < rows[0].in_flight and alone.reader >= 700
 

@@ -37,6 +37,10 @@ class PlanFlags:
         typer.Option(help="METHOD=NUMBER, as counted on your text (repeat the flag)."),
     ] = None
     reader: Annotated[float, typer.Option(help="Tokens a second that a reader must get.")] = 0.0
+    in_flight: Annotated[
+        int | None,
+        typer.Option(help="Sequences of a GPU at most; default: as many as were measured."),
+    ] = None
     busy: Annotated[float, typer.Option(help="Share of a GPU's capacity that may be used.")] = 0.8
     price: Annotated[float | None, typer.Option(help="Of a GPU hour.")] = None
     measured: Annotated[
@@ -71,6 +75,7 @@ def plan(flags: PlanFlags) -> None:
         flags.busy,
         flags.price,
         flags.reader,
+        flags.in_flight,
     )
     counted = _counted(flags.tokens_per_forward or ())
     if flags.measure:

@@ -142,6 +142,7 @@ def _forwards(model: Model, shape: str) -> Measured:
         weight_bytes=int(backbone.cost) * backbone.dtype.itemsize,
         memory_bytes=memory_of(backbone.device),
         methods=(),
+        in_flight=model.lanes,
     )
 
 

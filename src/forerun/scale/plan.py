@@ -61,6 +61,7 @@ class Measured:
     weight_bytes: int
     memory_bytes: int
     methods: Sequence[MethodCost]
+    in_flight: int = 32  # the most sequences that it was measured with
 
     @classmethod
     def read(cls, file: str | Path) -> Measured:
@@ -126,8 +127,11 @@ class Load:
     busy: float = 0.8  # share of what a GPU can do that may be used: the rest takes the bursts
     price: float | None = None  # of a GPU hour
     slowest: float = 0.0  # tokens a second that every reader must get
+    in_flight: int | None = None  # sequences of a GPU at most; None: as many as were measured
 
     def __post_init__(self) -> None:
+        if self.in_flight is not None:
+            check_whole("in_flight", self.in_flight)
         check_positive("load", self.requests)
         check_whole("prompt_tokens", self.prompt)
         check_whole("tokens", self.tokens)
@@ -197,6 +201,7 @@ def plan_row(measured: Measured, method: MethodCost, load: Load) -> Row:
             f"{measured.memory_bytes / GIBIBYTE:.0f} GiB: split the model over GPUs "
             "(tensor_parallel), or ask for less."
         )
+    most = min(most, load.in_flight or measured.in_flight)
     rows = [_row(measured, method, load, batch) for batch in (*BATCHES, most) if batch <= most]
     fast_enough = [row for row in rows if row.reader >= load.slowest]
     if not fast_enough:
