@@ -23,7 +23,7 @@ import torch
 
 from forerun.profile.shapes import SHAPES, random_model
 from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Check, measure
-from forerun.scale.plan import Measured, MethodCost, step_seconds
+from forerun.scale.plan import PLAIN, Measured, MethodCost, step_seconds
 from forerun.scale.training import weights_of
 
 STEPS = 96  # of the runs on docs/gpu.md
@@ -65,7 +65,8 @@ def from_page(file: str) -> tuple[Measured, list[Check]]:
         runs = [row for row in page["shares"] if row["method"] == method]
         outside = [(row["total"] - row["forward"]) / STEPS for row in runs]
         slope, fixed = np.polyfit([row["batch"] for row in runs], outside, 1)
-        cost = MethodCost(method, rows, 1.0, float(fixed), float(slope), "random tokens")
+        text = "" if method == PLAIN else "random tokens"
+        cost = MethodCost(method, rows, 1.0, float(fixed), float(slope), text)
         costs.append(cost)
         for row in runs:
             if row["batch"] > 1:  # alone, the GPU had not come to speed

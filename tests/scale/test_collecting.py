@@ -86,6 +86,24 @@ def test_samples_by_workers_are_those_of_one_process(tmp_path, monkeypatch):
     assert len(alone) == 5
 
 
+def test_a_training_run_finds_the_samples_that_the_command_had_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "CHUNK", 2)
+    (tmp_path / "code").mkdir()
+    for i in range(120):
+        (tmp_path / "code" / f"f{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 4)
+    (tmp_path / "r.yaml").write_text(
+        "objective: distil-drafter\nstart: zoo:ar\ncontext: 16\n"
+        "options: {samples: 4, temperatures: [0.0]}\n"
+    )
+    words = ["samples", "--config", tmp_path / "r.yaml", "--out", tmp_path / "run"]
+    done = run(*words, "--data", tmp_path / "code", "--workers", 1)
+    assert done.exit_code == 0, done.output
+    found = np.load(tmp_path / "run" / "samples" / "samples.npz")["tokens"]
+    assert found.shape == (4, 16)
+    (tmp_path / "r.yaml").write_text("objective: ar\nstart: zoo:ar\n")
+    assert "uses no samples" in str(run(*words, "--data", tmp_path / "code").exception)
+
+
 def test_an_evaluation_by_workers_has_the_answers_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluating, "ITEMS", 2)
     passages = [{"text": f"x{i} = {i}\ny = x{i} + {i}\nprint(x{i})"} for i in range(5)]

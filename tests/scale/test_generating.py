@@ -99,6 +99,18 @@ def test_a_model_that_memory_has_no_room_for_is_refused_by_name(tmp_path, monkey
     assert LoadPlan(str(tmp_path), "cpu", lanes=1, max_context=32).model().lanes == 1
 
 
+def test_the_command_writes_a_file_or_says_where_to_go_on(tmp_path):
+    (tmp_path / "p.txt").write_text("def f(x):\n\nx = 1\n")
+    words = ["generate", "--prompts", tmp_path / "p.txt", "-o", tmp_path / "o.jsonl"]
+    words += ["--workers", 1, "--max-tokens", 4, "--n", 2, "--temperature", 1, "-m", "zoo:ar"]
+    done = run(*words, "--method", "lookup", "--k", 2)
+    assert done.exit_code == 0 and "2 prompts, 16 tokens" in done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["sample"]) for row in rows] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
+    assert "seconds" not in rows[0]["stats"] and rows[0]["prompt"] == "def f(x):"
+    assert "exists already" in str(run(*words, "--resume").exception)
+
+
 def test_an_answer_is_kept_once(tmp_path):
     journal = Journal(tmp_path / "out", {"by": "test"})
     for answer in ("first", "second"):

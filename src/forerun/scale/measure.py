@@ -20,7 +20,7 @@ from forerun.engine.cache import available_bytes
 from forerun.evaluate.evaluation import forget
 from forerun.profile.forward import forwards
 from forerun.profile.machine import machine
-from forerun.scale.plan import Load, Measured, MethodCost, request_seconds
+from forerun.scale.plan import PLAIN, Load, Measured, MethodCost, request_seconds
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXT = 256  # tokens before the rows that are timed
@@ -163,7 +163,9 @@ def cost_from(measured: Measured, runs: Sequence[Closed], trial: Trial) -> Metho
         slope, fixed = np.polyfit(flights, outside, 1)
     else:
         slope, fixed = 0.0, outside[0]
-    return MethodCost(runs[0].method, rows, tokens, float(fixed), float(slope), "random tokens")
+    method = runs[0].method
+    text = "" if method == PLAIN else "random tokens"
+    return MethodCost(method, rows, tokens, float(fixed), float(slope), text)
 
 
 def _outside(measured: Measured, run: Closed, trial: Trial) -> float:

@@ -34,6 +34,7 @@ STORED = ("prompts", "first", "where", "tokens", "steps")  # arrays of a chunk
 KEPT = 2 * 2**30  # bytes of chunks in memory
 CHUNK = 512  # sequences per file, and what an interruption loses at most
 TOGETHER = 64  # sequences per forward
+WRITTEN = 128  # texts written at once: a large model has no room for more keys and values
 
 
 @dataclass(frozen=True)
@@ -323,7 +324,14 @@ def make_chunk(
 ) -> dict[str, np.ndarray]:
     """The texts that follow some prompts and their trajectories, as they are stored."""
     given = prompts_BP.shape[1]
-    text_BL = continue_texts(network, prompts_BP, given + plan.guesses, 0, pads_B, plan.end_tokens)
+    length = given + plan.guesses
+    written = []
+    for first in range(0, len(prompts_BP), WRITTEN):
+        rows = slice(first, first + WRITTEN)
+        part_B = None if pads_B is None else pads_B[rows]
+        part_BP = prompts_BP[rows]
+        written.append(continue_texts(network, part_BP, length, 0, part_B, plan.end_tokens))
+    text_BL = torch.cat(written)
     states_BJG = states(network, text_BL, plan, number, pads_B)
     ends_B = None if pads_B is None else ends_of(text_BL, plan).cpu()
     spans = None if pads_B is None or ends_B is None else Spans(pads_B.numpy(), ends_B.numpy())
