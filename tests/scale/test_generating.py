@@ -80,7 +80,8 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path):
     assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
 
 
-def test_workers_that_only_die_are_given_up_with_one_line():
+def test_workers_that_only_die_are_given_up_with_one_line(monkeypatch):
+    monkeypatch.setattr("forerun.scale.local.MOST_LOSSES", 1)
     with pytest.raises(WorkersLost, match="is there memory for 2 models"):
         list(LocalPool(workers=2).run(Dying(), [Part("0", 1), Part("1", 2)]))
 

@@ -77,7 +77,7 @@ def test_words_that_mean_no_load_are_refused(tmp_path):
 def test_a_shape_is_measured_and_foretold(tmp_path):
     """How well it foretells is measured on a quiet machine: docs/scale.md."""
     model = random_model("zoo", torch.device("cpu"), torch.float32, 4, 800)
-    trial = Trial(calibrated=(1, 4), checked=(2,), prompt=8, tokens=8, waves=2)
+    trial = Trial(calibrated=(1, 4), checked=(2,), prompt=8, tokens=8, waves=2, rows=(1, 4, 16))
     measured, checks = measure(model, "zoo", {"ar": {}, "lookup": {}}, trial)
     assert [(check.method, check.in_flight) for check in checks] == [("ar", 2), ("lookup", 2)]
     ar = measured.method("ar")

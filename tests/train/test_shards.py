@@ -14,17 +14,17 @@ from forerun.train.recipe import Recipe
 from forerun.train.shards import layers_of, recompute
 from tests.train.test_train import SHAPE, _environment
 
-STOPPED = 2
+STOPPED = 1
 PLAIN = Recipe(
     objective="ar",
     model={**SHAPE, "num_hidden_layers": 2},
     context=32,
     batch=4,
-    steps=4,
+    steps=2,
     warmup=1,
     learning_rate=1e-3,
     validate_every=4,
-    save_every=2,
+    save_every=1,
     shard=True,
     recompute=True,
 )

@@ -37,6 +37,7 @@ class Trial:
     prompt: int = 64  # tokens of a request
     tokens: int = 96  # of its answer
     waves: int = 3  # requests, for each that is in flight
+    rows: tuple[int, ...] = ROWS  # of the forwards that are timed
 
 
 TRIAL = Trial()
@@ -118,7 +119,7 @@ def measure(
 ) -> tuple[Measured, list[Check]]:
     """The constants of a shape on this machine, and how well they foretell what they were not made
     from."""
-    found = _forwards(model, shape)
+    found = _forwards(model, shape, trial.rows)
     costs = []
     loops = []
     for method, options in methods.items():
@@ -129,8 +130,8 @@ def measure(
     return whole, [check_of(whole, loop, trial) for loop in loops]
 
 
-def _forwards(model: Model, shape: str) -> Measured:
-    best, timed = forwards(model, ROWS, [1], [CONTEXT], turns=5)
+def _forwards(model: Model, shape: str, rows: Sequence[int]) -> Measured:
+    best, timed = forwards(model, rows, [1], [CONTEXT], turns=5)
     backbone = model.backbone
     return Measured(
         shape=shape,
