@@ -75,12 +75,12 @@ def one_run(folder: Path, pool, name: str, kill: bool) -> dict:
     }
 
 
-def workers(with_ray: bool) -> None:
+def workers(with_ray: bool, counts: list[int]) -> None:
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for count in (1, 2, 4):
+        for count in counts:
             for kill in (False, True) if count > 1 else (False,):
                 pool = _ray_pool(count) if with_ray else LocalPool(count)
                 found = one_run(folder, pool, f"{count}-{kill}.jsonl", kill)
@@ -219,11 +219,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("workers", "serve", "journal"))
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     if arguments.what == "workers":
-        workers(arguments.ray)
+        workers(arguments.ray, arguments.counts)
     elif arguments.what == "journal":
         journal()
     else:

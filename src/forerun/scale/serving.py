@@ -7,6 +7,7 @@ deployed again. A replica that is not well is replaced.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,7 @@ def deploy(settings: Settings, replicas: Replicas, name: str, host: str, port: i
     from ray import serve
     from ray.serve.config import HTTPOptions
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # one line is enough, and it is ours
     serve.start(http_options=HTTPOptions(host=host, port=port, location="EveryNode"))
     deployment = serve.deployment(serve.ingress()(Replica))
     made = deployment.options(name=DEPLOYMENT, **replicas.options(settings))
