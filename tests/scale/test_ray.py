@@ -200,7 +200,8 @@ def test_a_cluster_with_another_forerun_is_refused(tmp_path, there):
     port = free_port()
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     words = ["start", "--head", "--port", str(port), "--num-cpus", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    open_to_all = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # a head asks for a token otherwise
+    environment = {**open_to_all, "PYTHONPATH": str(tmp_path / "site")}
     folder = tempfile.mkdtemp(prefix="r")  # the path of a socket must be short
     head = subprocess.Popen(
         [*ray, *words, "--include-dashboard=false", "--temp-dir", folder, "--block"],
@@ -220,12 +221,12 @@ def test_a_cluster_with_another_forerun_is_refused(tmp_path, there):
             command(tmp_path, f"127.0.0.1:{port}"),
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**open_to_all, "PYTHONPATH": str(ROOT / "src")},
             cwd=tmp_path,
         )
         assert done.returncode == 2, done.stderr
         assert ("has forerun 0.0.1" if there else "has no forerun") in done.stderr
         assert not (tmp_path / "o.jsonl").exists()
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        head.wait(30)
+        os.killpg(head.pid, signal.SIGKILL)  # all of the cluster is in its session
+        head.wait()

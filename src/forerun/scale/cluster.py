@@ -44,7 +44,10 @@ def connect(address: str, *, cpus: int | None = None) -> None:
         ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
-        raise BadOption(f"--ray {address}: the cluster cannot be joined: {first}") from error
+        raise BadOption(
+            f"--ray {address}: the cluster cannot be joined: {first} (where it asks for a token, "
+            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
+        ) from error
     check_nodes()
 
 
