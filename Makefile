@@ -8,7 +8,7 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test architectures soak load conformance mutants lint bench readme docs release hooks clean
+.PHONY: help demo test architectures soak load conformance scale mutants lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
@@ -35,6 +35,9 @@ conformance: .venv/lm-eval .venv-clients/made  ## other people's clients and har
 	$(BIN)/python -m pytest tests/evaluate/test_harness.py
 	$(BIN)/python -m pytest tests/serve/conformance.py
 	$(BIN)/python -m tests.serve.fuzz --count 10000
+
+scale: .venv/ray            ## work and servers on a Ray cluster of this machine, with parts of it killed
+	$(BIN)/python -m pytest tests/scale
 
 mutants: .venv/mutants      ## plant a sample of mistakes in the code: does a test catch each? 2 hours
 	$(BIN)/python tools/mutants.py list
@@ -89,6 +92,10 @@ hooks: .venv/dev            ## run the linters before every commit
 
 .venv/lm-eval: .venv/dev
 	$(PIP) -e ".[lm-eval]"
+	touch $@
+
+.venv/ray: .venv/dev
+	$(PIP) -e ".[ray]"
 	touch $@
 
 .venv/mutants: .venv/dev

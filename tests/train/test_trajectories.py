@@ -272,7 +272,7 @@ def test_a_batch_is_a_function_of_its_step(corpus):
     made = Trajectories(np.arange(20).reshape(10, 2), np.zeros((10, 3, 4), int), 2)
     written = TrajectorySource(corpus, made)
     a, b, c = (written.batch(step, 4, 8, seed=1) for step in (5, 5, 6))
-    assert all((x == y).all() for x, y in zip(a, b)) and not (a[1] == c[1]).all()
+    assert all((x == y).all() for x, y in zip(a[:4], b[:4])) and not (a[1] == c[1]).all()
 
 
 def test_the_command_collects_shows_and_refuses(tmp_path):

@@ -31,6 +31,7 @@ COMMANDS = {
     "evaluate": "Measure quality and cost of methods on standard benchmarks.",
     "lm-eval": "Run lm-evaluation-harness with Forerun's models and methods.",
     "train": "Train a model by a recipe.",
+    "plan": "Say how many GPUs a load needs and what a million tokens cost, by method.",
     "tune": "Find the fastest options of a method on this machine.",
     "analyse": "Show what limits a method on a model, and how a model decodes.",
     "models": "List the models that can be loaded, and which are here already.",
@@ -39,6 +40,7 @@ COMMANDS = {
     "trace": "Show a trace: every token, coloured by the reason it was committed.",
     "bench": "Measure where the time of a forward, or of decoding, goes.",
     "trajectories": "Collect Jacobi trajectories for consistency training, or look at one.",
+    "samples": "Have a teacher write the text that distillation by a recipe needs.",
     "zoo": "List the embedded models, read their cards, train them again.",
 }
 

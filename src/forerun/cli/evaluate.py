@@ -37,6 +37,15 @@ from forerun.cli.flags import (
     read_method_options,
     takes_flags_and_options,
 )
+from forerun.cli.scaled import (
+    Gpus,
+    RayAddress,
+    Threads,
+    Workers,
+    is_scaled,
+    make_pool,
+    parts_bar,
+)
 from forerun.errors import BadOption, unknown
 from forerun.options import check_whole
 
@@ -126,6 +135,10 @@ class EvaluateFlags:
     dtype: Dtype = None
     quantize: Quantize = None
     seed: Seed = 0
+    ray: RayAddress = None
+    workers: Workers = None
+    threads: Threads = 1
+    gpus: Gpus = None
     quiet: Quiet = False
     as_json: Json = False
 
@@ -150,6 +163,23 @@ def evaluate(flags: EvaluateFlags, options: MethodOptions) -> None:
         _evaluate_scattered(flags, options)
         return
     read = {task: _read(flags, task) for task in tasks}  # before the model: a wrong path shows now
+    if is_scaled(flags):
+        panels = _panels_by_workers(flags, options, read)
+    else:
+        panels = _panels(flags, options, read)
+    if flags.html:
+        from forerun.evaluate.report import page
+
+        Path(flags.html).write_text(page(panels), encoding="utf-8")
+    if flags.as_json:
+        print_json([[summary.as_dict() for summary in panel] for panel in panels])
+
+
+AsRead = Mapping[str, tuple["Benchmark", list[Any], dict[str, Any]]]  # by task
+
+
+def _panels(flags: EvaluateFlags, options: MethodOptions, read: AsRead) -> list[list[Summary]]:
+    """What this process measures, task by task."""
     model, choices = _model_and_choices(flags, options)
     panels = []
     for task, (benchmark, items, shown) in read.items():
@@ -157,12 +187,46 @@ def evaluate(flags: EvaluateFlags, options: MethodOptions) -> None:
         panels.append(_run(evaluation, choices, task))
         if not flags.as_json:
             show_panel(panels[-1])
-    if flags.html:
-        from forerun.evaluate.report import page
+    return panels
 
-        Path(flags.html).write_text(page(panels), encoding="utf-8")
-    if flags.as_json:
-        print_json([[summary.as_dict() for summary in panel] for panel in panels])
+
+def _panels_by_workers(
+    flags: EvaluateFlags, options: MethodOptions, read: AsRead
+) -> list[list[Summary]]:
+    """The same by several workers. Seconds are those of one worker."""
+    from forerun.evaluate.asking import Style
+    from forerun.evaluate.summary import summarise
+    from forerun.evaluate.tasks import MethodChoice
+    from forerun.scale.evaluating import EvaluatePlan, Question, evaluate
+    from forerun.scale.loading import LoadPlan
+
+    names = [name for words in flags.method or () for name in words.split(",") if name]
+    if not names:
+        raise BadOption("--workers and --ray need --method: no model is loaded here to ask.")
+    if flags.seconds is not None:
+        raise BadOption("--seconds does not go with --workers or --ray.")
+    choices = [MethodChoice.read(name, options) for name in names]
+    _check_options(options, choices)
+    plan = EvaluatePlan(
+        LoadPlan(
+            flags.model, flags.device, flags.dtype, flags.batch, quantize=flags.quantize
+        ),
+        Style(flags.temperature or 0.0, flags.samples, flags.seed, flags.chat, flags.max_tokens),
+        flags.draws,
+        {
+            "allow_code": flags.allow_code,
+            "judge": flags.judge,
+            "judge_model": flags.judge_model,
+        },
+    )
+    questions = [Question(task, items, shown) for task, (_, items, shown) in read.items()]
+    pool = make_pool(flags)
+    with parts_bar("evaluating") as progress:
+        files = evaluate(plan, questions, choices, Path(flags.out), pool, progress)
+    panels = [summarise(of_task) for of_task in files]
+    for panel in panels if not flags.as_json else ():
+        show_panel(panel)
+    return panels
 
 
 def list_benchmarks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from forerun.cli.common import (
     ResultFile,
     check_writable,
     exit_with,
+    given_or_default,
     print_error,
     print_json,
     read_prompts,
@@ -26,6 +28,15 @@ from forerun.cli.common import (
 )
 from forerun.cli.decoding import BatchFlags, DecodeCall, PromptCommand, takes_decode_call
 from forerun.cli.flags import WITH_METHOD_OPTIONS
+from forerun.cli.scaled import (
+    Gpus,
+    RayAddress,
+    Threads,
+    Workers,
+    is_scaled,
+    make_pool,
+    parts_bar,
+)
 from forerun.errors import BadOption
 
 if TYPE_CHECKING:
@@ -45,6 +56,19 @@ class GenerateFlags(BatchFlags):
         typer.Option("--chat", help="Wrap each prompt as a user message of the chat template."),
     ] = False
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None
+    ray: RayAddress = None
+    workers: Workers = None
+    threads: Threads = 1
+    gpus: Gpus = None
+    batch: Annotated[
+        int, typer.Option(help="With --workers or --ray: prompts that a worker takes at once.")
+    ] = 64
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="With --workers or --ray: go on from what an earlier run answered."
+        ),
+    ] = False
 
 
 Call = DecodeCall[GenerateFlags]
@@ -63,6 +87,9 @@ def generate(call: Call) -> None:
     sampling = call.check_sampling()
     if flags.method or flags.model is None:
         parse_request(flags.method or "ar", flags.draft, call.options)
+    if is_scaled(flags):
+        _generate_scaled(call)
+        return
     prompts = _prompts(call)
     check_writable(flags.trace)
     check_writable(flags.output)
@@ -86,6 +113,38 @@ def generate(call: Call) -> None:
     if flags.trace:
         write_trace(flags.trace, results, model)
     exit_with(interrupted, any(result.error for result in results))
+
+
+def _generate_scaled(call: Call) -> None:
+    """A file of prompts, shared by several workers."""
+    from forerun.scale.generating import GenerateJob, GeneratePlan, generate, read_entries
+    from forerun.scale.journal import check_target
+    from forerun.scale.loading import LoadPlan
+
+    flags = call.flags
+    if call.texts or not flags.prompts or not flags.output:
+        raise BadOption("--workers and --ray take --prompts FILE and --output FILE, no other.")
+    for name in ("trace", "as_json", "chat"):
+        if getattr(flags, name):
+            raise BadOption(f"--{name.removeprefix('as_')} does not go with --workers or --ray.")
+    model = given_or_default(flags.model, DEFAULT_MODEL)
+    load = LoadPlan(model, flags.device, flags.dtype, flags.lanes, flags.max_context, flags.quantize)
+    plan = GeneratePlan(load, flags.method, flags.draft, call.options)
+    read_entries(flags.prompts)  # a broken line shows before a cluster is joined
+    check_target(flags.output, resume=flags.resume)
+    pool = make_pool(flags)
+    job = GenerateJob(plan, flags.prompts, flags.output, flags.batch, flags.threads)
+    began = time.perf_counter()
+    with parts_bar("generating") as progress:
+        totals = generate(job, pool, resume=flags.resume, progress=progress)
+    seconds = time.perf_counter() - began
+    stderr_console.print(
+        f"{totals.prompts} prompts, {totals.tokens} tokens in {seconds:.1f} s by {pool.workers} "
+        f"workers ({totals.resumed} parts were there), {totals.errors} errors",
+        style="dim",
+        highlight=False,
+    )
+    exit_with(False, totals.errors > 0)
 
 
 def _submit(call: Call, model: Model, prompts: Sequence[Prompt | Chat], live: bool) -> Jobs:

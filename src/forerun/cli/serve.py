@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Annotated
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.common import need
+from forerun.cli.common import need, stderr_console
 from forerun.cli.flags import Device, Draft, Dtype, MethodName, Quantize, takes_flags
+from forerun.cli.scaled import Gpus, RayAddress
 from forerun.errors import BadOption, unknown
+
+if TYPE_CHECKING:
+    from forerun.serve.settings import Settings
 
 app = typer.Typer(add_completion=False)
 
@@ -74,6 +79,24 @@ class ServeFlags:
         bool,
         typer.Option("--telemetry", help="OpenTelemetry, as its environment variables say."),
     ] = False
+    ray: RayAddress = None
+    replicas: Annotated[int, typer.Option(help="With --ray: servers, with a model each.")] = 1
+    max_replicas: Annotated[
+        int | None, typer.Option(help="With --ray: as many as this while requests queue up.")
+    ] = None
+    target: Annotated[
+        float, typer.Option(help="With --ray: requests that each replica should have.")
+    ] = 8.0
+    gpus: Gpus = None
+    name: Annotated[
+        str, typer.Option(help="With --ray: given again, the same name replaces its replicas.")
+    ] = "forerun"
+    detach: Annotated[
+        bool, typer.Option("--detach", help="With --ray: leave it there, and end.")
+    ] = False
+    stop: Annotated[bool, typer.Option("--stop", help="With --ray: end what has this name.")] = (
+        False
+    )
 
 
 @app.command()
@@ -110,7 +133,34 @@ def serve(flags: ServeFlags) -> None:
         telemetry=flags.telemetry,
     )
     check(flags)
+    if flags.ray is not None:
+        _serve_on_ray(flags, settings)
+        return
     raise typer.Exit(run(settings, flags.host, flags.port, page_routers()))
+
+
+def _serve_on_ray(flags: ServeFlags, settings: Settings) -> None:
+    """Behind Ray Serve, until Ctrl-C."""
+    from forerun.scale import serving
+    from forerun.scale.cluster import connect, gpus_each
+
+    most = flags.replicas if flags.max_replicas is None else flags.max_replicas
+    replicas = serving.Replicas(flags.replicas, most, flags.target, flags.gpus or 0.0)
+    connect(str(flags.ray), cpus=most + 1)  # one for Ray Serve itself
+    if flags.stop:
+        serving.stop(flags.name)
+        return
+    replicas = replace(replicas, gpus=gpus_each(flags.gpus))
+    serving.deploy(settings, replicas, flags.name, flags.host, flags.port)
+    stderr_console.print(f"serving on http://{flags.host}:{flags.port}", highlight=False)
+    if flags.detach:
+        return
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        serving.stop(flags.name)
+        raise typer.Exit(130) from None
 
 
 def check_source(name: str) -> None:
@@ -133,9 +183,10 @@ def check(flags: ServeFlags) -> None:
 
     if flags.method is not None:
         registry.method_named(flags.method)
-    for name in flags.models or []:
+    here = flags.ray is None  # a node of a cluster may have what this machine has not
+    for name in (flags.models or []) if here else []:
         check_source(name.partition("=")[2] or name)
-    if flags.draft is not None and flags.draft not in registry.names("drafters"):
+    if here and flags.draft is not None and flags.draft not in registry.names("drafters"):
         check_source(flags.draft)
     if flags.chat_template not in (None, "plain") and not os.path.isfile(str(flags.chat_template)):
         raise BadOption(f"chat_template={flags.chat_template!r} is no file.")

@@ -6,19 +6,38 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from forerun.cli.common import print_json, progress_bar, read_plain_prompts, stderr_console
+from forerun.cli.common import (
+    Chat,
+    print_json,
+    progress_bar,
+    read_plain_prompts,
+    read_prompts,
+    stderr_console,
+)
 from forerun.cli.flags import Json, Quiet, model_option, takes_flags
+from forerun.cli.scaled import (
+    Gpus,
+    RayAddress,
+    Threads,
+    Workers,
+    is_scaled,
+    make_pool,
+    parts_bar,
+)
 from forerun.errors import BadOption
 from forerun.options import check_whole
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+
+    from forerun.train.trajectories import TrajectoryPlan
 
 ACCEPTED = "green"
 STATIONARY = "cyan"
@@ -57,6 +76,18 @@ class CollectFlags:
     blocks: Annotated[int, typer.Option(help="Blocks that are decoded after each.")] = 12
     block: Annotated[int, typer.Option(help="Tokens of a block.")] = 16
     start: Annotated[str, typer.Option(help="First guesses: repeat, text or random.")] = "repeat"
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Whole prompts of --prompts, of at most --given tokens, as user messages of the "
+            "chat template; texts end with the model's end tokens.",
+        ),
+    ] = False
+    ray: RayAddress = None
+    workers: Workers = None
+    threads: Threads = 1
+    gpus: Gpus = None
     quiet: Quiet = False
     as_json: Json = False
 
@@ -69,31 +100,98 @@ def collect(flags: CollectFlags) -> None:
     Given again, the same command goes on where it stopped; with `torchrun` several processes share
     the work.
     """
-    import torch
-
     from forerun.methods.jacobi import JacobiOptions
     from forerun.train import trajectories
-    from forerun.train.networks import load_network, load_tokenizer
+    from forerun.train.networks import load_network
 
     check_whole("count", flags.count)
     check_whole("given", flags.given)
     check_whole("blocks", flags.blocks)
     JacobiOptions(block=flags.block, start=flags.start)  # refuses what decoding would refuse
+    prompts = _prompts(flags)
+    plan = trajectories.TrajectoryPlan(flags.blocks, flags.block, flags.start, prompts.end_tokens)
+    if is_scaled(flags):
+        _collect_scaled(flags, prompts, plan)
+        return
     network = load_network(flags.model).eval()
     _check_length(flags, network)
-    prompts_SP = torch.from_numpy(prompt_ids(load_tokenizer(flags.model), flags))
     share = (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     with progress_bar("trajectories …") as progress:
         found = trajectories.collect(
             network,
-            prompts_SP,
-            trajectories.TrajectoryPlan(flags.blocks, flags.block, flags.start),
+            prompts.tokens_SP,
+            plan,
             Path(flags.out),
+            pads_S=prompts.pads_S,
             share=share,
             report=progress,
         )
     if found is not None:
         print_facts(found.facts(), flags.as_json)
+
+
+class Prompts(NamedTuple):
+    """Prompts in rows of one length."""
+
+    tokens_SP: Tensor
+    pads_S: Tensor | None = None  # tokens before a shorter one that are nothing
+    end_tokens: tuple[int, ...] = ()
+
+
+def _prompts(flags: CollectFlags) -> Prompts:
+    import torch
+
+    from forerun.train.networks import load_tokenizer
+
+    tokenizer = load_tokenizer(flags.model)
+    if flags.chat:
+        return chat_prompts(tokenizer, flags)
+    return Prompts(torch.from_numpy(prompt_ids(tokenizer, flags)))
+
+
+def chat_prompts(tokenizer: Any, flags: CollectFlags) -> Prompts:
+    """Whole chats, as long as they are, at the end of rows that are as long as the longest."""
+    import torch
+
+    from forerun.train.instruct import as_rows, chat_ids, end_tokens
+
+    if not flags.prompts:
+        raise BadOption("--chat needs --prompts, a file of chats or of questions.")
+    chats = [
+        given.messages if isinstance(given, Chat) else [{"role": "user", "content": given}]
+        for given in read_prompts(flags.prompts)
+    ]
+    ids = [chat_ids(tokenizer, messages) for messages in chats]
+    short_enough = [tokens for tokens in ids if len(tokens) <= flags.given][: flags.count]
+    if not short_enough:
+        raise BadOption(
+            f"--prompts {flags.prompts!r}: no chat has {flags.given} tokens or fewer; the shortest "
+            f"has {min(map(len, ids))}. Use a larger --given."
+        )
+    if len(short_enough) < min(len(ids), flags.count):
+        stderr_console.print(
+            f"chats with more than {flags.given} tokens were left out.", style="dim"
+        )
+    tokens_SP, pads_S = as_rows(short_enough)
+    ends = end_tokens(flags.model, tokenizer)
+    return Prompts(torch.from_numpy(tokens_SP), torch.from_numpy(pads_S), ends)
+
+
+def _collect_scaled(flags: CollectFlags, prompts: Prompts, plan: TrajectoryPlan) -> None:
+    from forerun.scale.collecting import TrajectoryWorkers, collect_trajectories
+    from forerun.train.trajectories import read_folder
+
+    pool = make_pool(flags)
+    with parts_bar("trajectories") as bar:
+        collect_trajectories(
+            TrajectoryWorkers(flags.model, plan),
+            prompts.tokens_SP,
+            Path(flags.out),
+            pool,
+            pads_S=prompts.pads_S,
+            progress=bar,
+        )
+    print_facts(read_folder(Path(flags.out)).facts(), flags.as_json)
 
 
 def _check_length(flags: CollectFlags, network: Any) -> None:

@@ -116,6 +116,17 @@ class AnswerFile:
         self._write({"kind": "grade", "item": key[0], "sample": key[1], "scores": scores})
         self.scores[key] = scores
 
+    def take_over(self, line: Mapping[str, Any]) -> None:
+        """Write a line of another file of these settings, unless what it says is known."""
+        key = (line["item"], line["sample"])
+        known = self.records.get(key)
+        if line["kind"] == "answer" and known is not None and known.asked == line["asked"]:
+            return
+        if line["kind"] == "grade" and key in self.scores:
+            return
+        self._write(line)
+        self._take(dict(line))
+
     def keep(self, items: Iterable[str]) -> None:
         """Forget the answers to other items, in memory: a run with fewer reports on these."""
         kept = set(items)

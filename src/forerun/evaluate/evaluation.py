@@ -151,7 +151,7 @@ class Evaluation:
                 break
             if not session.began:
                 self._warm_up(choice, wave)
-                self._forget()
+                forget(self.model)
             session.begin()
             for requests in _in_groups(wave):
                 if session.out_of_time:
@@ -200,13 +200,6 @@ class Evaluation:
         if not first[0].hole:
             first = [asking.with_room(one, min(one.max_tokens, TO_WARM_UP)) for one in first]
         asking.submit(self.model, choice, first, self.style).run()
-
-    def _forget(self) -> None:
-        """Every method starts cold: prompts that the method before it left in the slots, and what
-        it learnt of the text, would make it look faster. Nothing runs now."""
-        for host in self.model.engine.hosts:
-            host.shared_state.clear()
-            host.forget()
 
     # --- what is scored -------------------------------------------------------
 
@@ -278,6 +271,14 @@ class Grader:
         if key not in self._known:
             self._known[key] = self.benchmark.grade(item, answer, self.examiner)
         return self._known[key]
+
+
+def forget(model: Model) -> None:
+    """Let a model start cold: prompts that were left in the slots, and what was learnt of the text,
+    would make what comes next look faster, and change its last bits. Nothing runs now."""
+    for host in model.engine.hosts:
+        host.shared_state.clear()
+        host.forget()
 
 
 def weights_stamp(name: str) -> float | None:

@@ -25,5 +25,5 @@ class AutoregressiveObjective(TextObjective):
 
     def loss(self, network: PreTrainedModel, *batch: Tensor) -> Tensor:
         [tokens_BL] = batch
-        logits_BLV = network(tokens_BL[:, :-1]).logits
+        logits_BLV = network(tokens_BL[:, :-1], use_cache=False).logits
         return F.cross_entropy(logits_BLV.flatten(0, 1).float(), tokens_BL[:, 1:].flatten())

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHECKPOINT = "checkpoint.pt"  # what a run resumes from, in its folder
+SHARDS = "checkpoint"  # the same for a network that is spread over processes: a folder
+
+
+def was_begun(out: Path) -> bool:
+    """Is there something to resume from? Its network is no longer the one it began with."""
+    return (out / CHECKPOINT).exists() or (out / SHARDS / "latest.json").exists()
+
 
 BatchT = TypeVar("BatchT")
 

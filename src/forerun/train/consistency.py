@@ -25,15 +25,16 @@ from forerun.errors import BadOption, unknown
 from forerun.methods.jacobi import STARTS
 from forerun.options import check_between, check_whole
 from forerun.train.autoregressive import AutoregressiveObjective
-from forerun.train.base import CHECKPOINT, Objective
+from forerun.train.base import Objective, was_begun
 from forerun.train.data import Corpus
 from forerun.train.trajectories import (
-    Trajectories,
+    Spans,
+    StoredTrajectories,
     TrajectoryPlan,
+    TrajectoryRows,
     block_mask,
     collect,
     packed_logits,
-    read_folder,
 )
 
 if TYPE_CHECKING:
@@ -50,23 +51,25 @@ class TrajectoryBatch(NamedTuple):
     prompt_BP: np.ndarray
     states_BJG: np.ndarray  # of the blocks, G = N n tokens; the last state is the text itself
     noisy_BJN: np.ndarray  # tokens of each block that are not yet right
+    spans: Spans | None = None  # of texts that do not fill their rows
 
 
 class TrajectorySource:
     """Batches of a corpus and of what the model wrote, with its trajectories."""
 
-    def __init__(self, corpus: Corpus, trajectories: Trajectories):
+    def __init__(self, corpus: Corpus, trajectories: TrajectoryRows):
         self.corpus = corpus
         self.trajectories = trajectories
-        self.noisy_SJN = trajectories.noisy()
 
     def batch(self, step: int, size: int, length: int, seed: int) -> TrajectoryBatch:
         rows = np.random.default_rng([seed, step, 2]).integers(0, len(self.trajectories), size)
+        chosen = self.trajectories.rows(rows)
         return TrajectoryBatch(
             self.corpus.batch(step, size, length, seed).numpy(),
-            self.trajectories.prompts_SP[rows],
-            self.trajectories.states_SJL[rows],
-            self.noisy_SJN[rows],
+            chosen.prompts_SP,
+            chosen.states_SJL,
+            chosen.noisy(),
+            chosen.spans,
         )
 
     def held_out(self, size: int, length: int) -> Tensor:
@@ -90,6 +93,8 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
     real_weight: float = 2.0  # of the autoregressive loss on the corpus: it keeps the held-out loss
     start: str = "random"  # the first guess
     sequences: int = 8192  # that the model writes, with their trajectories, before training begins
+    # a folder that `forerun trajectories collect` wrote, to be read instead, as it is needed
+    collected: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("block", "blocks", "window", "sequences"):
@@ -103,6 +108,8 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
     def gather(
         self, corpus: Corpus, network: PreTrainedModel, context: int, seed: int, out: Path
     ) -> TrajectorySource:
+        if self.collected is not None:
+            return TrajectorySource(corpus, self._stored())
         given = context - self.block * self.blocks
         if given < 1:
             raise BadOption(
@@ -111,19 +118,29 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
             )
         folder = out / "trajectories"
         # A resumed run reads them: its network is no longer the one that wrote them.
-        if (out / CHECKPOINT).exists():
-            return TrajectorySource(corpus, read_folder(folder))
+        if was_begun(out):
+            return TrajectorySource(corpus, StoredTrajectories(folder))
         prompts_SP = corpus.batch(0, self.sequences, given, seed)
         plan = TrajectoryPlan(self.blocks, self.block, self.start)
-        trajectories = collect(network, prompts_SP, plan, folder)
-        assert trajectories is not None, "one process collects them all"
-        return TrajectorySource(corpus, trajectories)
+        collect(network, prompts_SP, plan, folder)
+        return TrajectorySource(corpus, StoredTrajectories(folder))
+
+    def _stored(self) -> StoredTrajectories:
+        """What was collected before, if it has the blocks that are asked for."""
+        found = StoredTrajectories(Path(str(self.collected)))
+        tokens = found.rows(np.zeros(1, int)).states_SJL.shape[2]
+        if (found.block, tokens) != (self.block, self.block * self.blocks):
+            raise BadOption(
+                f"collected={self.collected!r} has {tokens // found.block} blocks of {found.block} "
+                f"tokens: set blocks and block to that, not {self.blocks} and {self.block}."
+            )
+        return found
 
     def prepare(
         self, batch: TrajectoryBatch, rng: np.random.Generator, step: int
     ) -> tuple[Tensor, ...]:
         """For every block the state whose noise is nearest to what the schedule wants."""
-        real_BL, prompt_BP, states_BJG, noisy_BJN = batch
+        real_BL, prompt_BP, states_BJG, noisy_BJN, spans = batch
         wanted_BN = np.ceil(self._ratios(rng, len(prompt_BP)) * self.block)
         state_BN = np.abs(noisy_BJN - wanted_BN[:, None]).argmin(1)
         state_BG = state_BN.repeat(self.block, 1)
@@ -132,9 +149,15 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
         first_wrong_BG = first_wrong_BN.repeat(self.block, 1)
         taught_BG = np.arange(states_BJG.shape[2]) % self.block >= first_wrong_BG
         text_BL = np.concatenate([prompt_BP, states_BJG[:, -1]], 1)
+        padded: tuple[np.ndarray, ...] = ()
+        if spans is not None:
+            taught_BG &= np.arange(taught_BG.shape[1]) < spans.ends_S[:, None]
+            own_BL = own_tokens(spans, text_BL.shape[1], prompt_BP.shape[1])
+            own_B = np.full(len(text_BL), max(1, own_BL.sum()) / len(text_BL), np.float32)
+            padded = (spans.pads_S.astype(np.int64), own_BL, own_B)
         share_B = np.full(len(text_BL), max(1, taught_BG.sum()) / len(text_BL), np.float32)
         arrays = (real_BL, text_BL.astype(np.int64), guess_BG.astype(np.int64), taught_BG, share_B)
-        return tuple(torch.from_numpy(array) for array in arrays)
+        return tuple(torch.from_numpy(array) for array in (*arrays, *padded))
 
     def _ratios(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """The share of noisy tokens that each block should have, [B, N]: from none to all within a
@@ -149,17 +172,26 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
         return ratio if self.schedule == "progressive" else 1 - ratio
 
     def loss(self, network: PreTrainedModel, *batch: Tensor) -> Tensor:
-        real_BL, text_BL, guess_BG, taught_BG, share_B = batch
+        real_BL, text_BL, guess_BG, taught_BG, share_B, *padded = batch
+        pads_B = padded[0] if padded else None
         length = text_BL.shape[1]
         given = length - guess_BG.shape[1]
         mask_RR = rows_mask(
             given, self.blocks, self.block, self.context, self.window, text_BL.device
         )
-        logits_BRV = packed_logits(network, text_BL, guess_BG, mask_RR)
+        logits_BRV = packed_logits(network, text_BL, guess_BG, mask_RR, pads_B=pads_B)
         student_MV = logits_BRV[:, length:][taught_BG].float().log_softmax(-1)
         teacher_MV = logits_BRV[:, given:length][taught_BG].detach().float().log_softmax(-1)
         total = F.kl_div(student_MV, teacher_MV, log_target=True, reduction="sum") / share_B.sum()
-        if self.own_weight:
+        if self.own_weight and padded:
+            _, own_BL, own_B = padded
+            nats_BL = F.cross_entropy(
+                logits_BRV[:, : length - 1].flatten(0, 1).float(),
+                text_BL[:, 1:].flatten(),
+                reduction="none",
+            ).view(len(text_BL), -1)
+            total = total + self.own_weight * (nats_BL * own_BL[:, 1:]).sum() / own_B.sum()
+        elif self.own_weight:
             total = total + self.own_weight * next_token_loss(logits_BRV[:, :length], text_BL)
         if self.real_weight:
             logits_BLV = network(real_BL, use_cache=False).logits
@@ -169,6 +201,12 @@ class ConsistencyObjective(Objective[TrajectoryBatch]):
     def held_out(self) -> AutoregressiveObjective:
         """The loss that the model had before: it shows what distillation cost."""
         return AutoregressiveObjective()
+
+
+def own_tokens(spans: Spans, length: int, given: int) -> np.ndarray:
+    """[B, L]: which tokens of a text the model wrote, its end token included."""
+    place_L = np.arange(length) - given
+    return (place_L >= 0) & (place_L < spans.ends_S[:, None])
 
 
 def next_token_loss(logits_BLV: Tensor, tokens_BL: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -166,7 +167,10 @@ def tokenise(source: str | None, tokenizer: PreTrainedTokenizerFast, cache: Path
     if not cache.exists():
         corpus = _encode(source, tokenizer)
         cache.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(cache, train=corpus.train, valid=corpus.valid)
+        # several processes may make it at once: each writes its own and renames it
+        unfinished = cache.with_name(f"{cache.stem}.{os.getpid()}.tmp.npz")
+        np.savez(unfinished, train=corpus.train, valid=corpus.valid)
+        unfinished.replace(cache)
     arrays = np.load(cache)
     return Corpus(arrays["train"], arrays["valid"])
 

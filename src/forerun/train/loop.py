@@ -22,6 +22,13 @@ from forerun.train.networks import check_context, load_network
 from forerun.train.objectives import make_objective
 from forerun.train.recipe import Recipe
 from forerun.train.resume import Progress, restore, save
+from forerun.train.shards import (
+    recompute,
+    restore_shards,
+    save_shards,
+    spread,
+    whole_network,
+)
 from forerun.train.validation import add_decoded, held_out_loss
 
 if TYPE_CHECKING:
@@ -65,46 +72,66 @@ class TrainingRun:
         self.recipe = recipe
         self.out = out
         self.on_gpu = torch.cuda.is_available()
-        self.accelerator = Accelerator(mixed_precision="bf16" if self.on_gpu else "no")
-        progress = self._load(network, corpus)
+        self.bfloat16 = self.on_gpu if recipe.bfloat16 is None else recipe.bfloat16
+        self.accelerator = Accelerator(mixed_precision="bf16" if self.bfloat16 else "no")
+        self.sharded = recipe.shard and self.accelerator.num_processes > 1
         self.objective = make_objective(recipe.objective, recipe.options)
-        self._gather(corpus)
+        self.out.mkdir(parents=True, exist_ok=True)
+        trained = self._begin(network, corpus)
+        self._gather(corpus, trained)
+        progress = self._place(trained)
         self.share = self._share()
         self.step = progress.step
         self.began = time.perf_counter() - progress.seconds
         self.losses: list[Tensor] = []  # since the last validation
 
-    def _load(self, network: PreTrainedModel | None, corpus: Corpus) -> Progress:
-        """Network and optimiser as they begin, or as a stopped run left them."""
+    def _begin(self, network: PreTrainedModel | None, corpus: Corpus) -> PreTrainedModel:
+        """The network as training begins."""
         recipe = self.recipe
         if network is None:
             network = new_network(recipe)
         check_context(network, recipe.context)
         check_tokens(network, corpus)
+        if recipe.recompute:
+            recompute(network)
+        self.kind = type(network)  # sharing out makes another class of it
         trained = add_adapters(network, recipe.lora) if recipe.lora else network
+        return cast("PreTrainedModel", trained)
+
+    def _place(self, trained: PreTrainedModel) -> Progress:
+        """Network and optimiser where they are computed, as a stopped run left them if there was
+        one."""
+        recipe = self.recipe
+        if self.sharded:
+            spread(trained, self.accelerator.device, self.bfloat16)
         optimiser = torch.optim.AdamW(
             parameter_groups(trained, recipe.weight_decay),
             lr=recipe.learning_rate,
             betas=recipe.betas,
             fused=self.on_gpu,
         )
-        self.out.mkdir(parents=True, exist_ok=True)
-        progress = restore(self.out / CHECKPOINT, recipe, trained, optimiser)
-        self.network, self.optimiser = self.accelerator.prepare(trained, optimiser)
+        if recipe.shard:
+            progress = restore_shards(self.out, recipe, trained, optimiser)
+        else:
+            progress = restore(self.out / CHECKPOINT, recipe, trained, optimiser)
+        self.network: nn.Module = trained
+        self.optimiser = optimiser
+        if not self.sharded:
+            self.network, self.optimiser = self.accelerator.prepare(trained, optimiser)
         # Hundreds of adapters would take minutes to compile.
-        compiled = self.on_gpu and not recipe.lora
+        compiled = self.on_gpu and not recipe.lora and not recipe.shard
         forward = torch.compile(self.network) if compiled else self.network
         self.forward = cast("PreTrainedModel", forward)  # whatever wraps it, it is called as one
         return progress
 
-    def _gather(self, corpus: Corpus) -> None:
+    def _gather(self, corpus: Corpus, network: PreTrainedModel) -> None:
         """The text to train on. The main process makes it, the others then read it."""
         with self.accelerator.main_process_first():
-            self.network.eval()
+            network.eval()
             self.source = self.objective.gather(
-                corpus, self._unwrapped(), self.recipe.context, self.recipe.seed, self.out
+                corpus, network, self.recipe.context, self.recipe.seed, self.out
             )
-            self.network.train()
+            network.train()
 
     def _share(self) -> int:
         """How many sequences of a batch one process takes in one forward."""
@@ -118,7 +145,11 @@ class TrainingRun:
             )
         return share
 
-    def _unwrapped(self) -> PreTrainedModel:
+    def _whole(self) -> PreTrainedModel | None:
+        """The network in one piece, on the main process at least. Every process takes part."""
+        if self.sharded:
+            main = self.accelerator.is_main_process
+            return cast("PreTrainedModel", whole_network(self.network, self.kind, main))
         return self.accelerator.unwrap_model(self.network)
 
     def train_step(self) -> None:
@@ -151,10 +182,11 @@ class TrainingRun:
         """Add a row to the curve and report it. Every process measures, the main one writes."""
         row = self._progress_row()
         self.losses.clear()
+        whole = self._whole() if self.recipe.decode else None
         if not self.accelerator.is_main_process:
             return
-        if self.recipe.decode:
-            add_decoded(row, self._unwrapped(), self.source, self.recipe)
+        if whole is not None:
+            add_decoded(row, whole, self.source, self.recipe)
         append_row(self.out / CURVE, row)
         report(row)
 
@@ -173,10 +205,20 @@ class TrainingRun:
         return self.step % self.recipe.save_every == 0 and self.step < self.recipe.steps
 
     def save(self) -> None:
-        if self.accelerator.is_main_process:
-            progress = Progress(self.step, time.perf_counter() - self.began)
-            network = self._unwrapped()
+        progress = Progress(self.step, time.perf_counter() - self.began)
+        if self.recipe.shard:
+            network = self.network
+            if not self.sharded:
+                network = self.accelerator.unwrap_model(self.network)
+            save_shards(self.out, self.recipe, network, self._plain_optimiser(), progress)
+        elif self.accelerator.is_main_process:
+            network = self.accelerator.unwrap_model(self.network)
             save(self.out / CHECKPOINT, self.recipe, network, self.optimiser, progress)
+
+    def _plain_optimiser(self) -> torch.optim.Optimizer:
+        """Accelerate wraps it."""
+        found: torch.optim.Optimizer = getattr(self.optimiser, "optimizer", self.optimiser)
+        return found
 
     def finish(self) -> PreTrainedModel:
         """Save, plot the curve, and give the trained network, its adapters merged."""
@@ -184,6 +226,8 @@ class TrainingRun:
         in_main_process = self.accelerator.is_main_process
         if in_main_process and (self.out / CURVE).exists():
             plot(self.out / CURVE, self.out / "curve.png")
+        if self.sharded:  # the others' networks are in pieces: nobody uses them
+            return self._whole() or cast("PreTrainedModel", self.network)
         trained = self.accelerator.unwrap_model(self.network, keep_fp32_wrapper=False)
         if not self.recipe.lora:
             return trained

@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 from forerun.errors import BadOption, unknown
-from forerun.options import check_whole
+from forerun.options import check_flag, check_whole
 from forerun.train.objectives import make_objective
 
 DECAYS = ("cosine", "linear")
+# What says where and how a run is computed, not what: a run may go on with other values.
+PLACEMENT = ("shard", "recompute")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Recipe:
     clip: float = 1.0
     accumulate: int = 1  # forwards per step, each on its share of the batch
     lora: int = 0  # above 0: train adapters of this rank, which are merged at the end
+    # spread weights, gradients and optimiser state over the processes (FSDP2)
+    shard: bool = False
+    recompute: bool = False  # layers run again on the way back: time for memory
+    bfloat16: bool | None = None  # activations; by default on a GPU
     seed: int = 0
     validate_every: int = 500
     save_every: int = 2000
@@ -65,8 +71,17 @@ class Recipe:
             if not isinstance(value, int) or value < 1:
                 raise BadOption(f"{name}={value!r} must be a whole number, 1 or more.")
         check_whole("lora", self.lora, least=0)
+        self._check_placement()
         if self.batch % self.accumulate:
             raise BadOption(f"accumulate={self.accumulate} must divide batch={self.batch}.")
+
+    def _check_placement(self) -> None:
+        check_flag("shard", self.shard)
+        check_flag("recompute", self.recompute)
+        if self.bfloat16 is not None:
+            check_flag("bfloat16", self.bfloat16)
+        if self.shard and self.lora:
+            raise BadOption(f"lora={self.lora} needs no shard: adapters are small. Leave one out.")
 
     def _check_names(self) -> None:
         for name in ("start", "tokenizer", "judge"):

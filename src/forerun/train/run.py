@@ -3,6 +3,7 @@ reads."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ def run(recipe: Recipe, source: str | None, out: Path, report: Report = lambda r
     recipe = with_vocabulary(with_family(recipe, tokenizer), tokenizer)
     corpus = tokenise(source, tokenizer, out / "tokens.npz")
     network = train(recipe, corpus, out, report=report)
+    if int(os.environ.get("RANK", 0)) > 0:  # several processes train one model: one writes it
+        return out / "model"
     network.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     return out / "model"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import BadCheckpoint
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 CHUNK = 2048  # sequences written at once, and what an interruption loses at most
+WHOLE = "samples.npz"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,16 @@ class SamplePlan:
     temperatures: tuple[float, ...]
     seed: int
 
+    def made_by(self, teacher: str) -> dict[str, object]:
+        """What the sequences hang on. `teacher` is the fingerprint of who writes them."""
+        return dict(
+            count=self.count,
+            length=self.length,
+            temperatures=list(self.temperatures),
+            seed=self.seed,
+            teacher=teacher,
+        )
+
 
 def write_samples(
     network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, folder: Path
@@ -46,45 +58,61 @@ def write_samples(
     """The sequences, [count, length], an eighth to a half of each given. They are kept in files,
     chunk by chunk, so that an interrupted run goes on where it stopped."""
     folder.mkdir(parents=True, exist_ok=True)
-    made_by = dict(
-        count=plan.count,
-        length=plan.length,
-        temperatures=list(plan.temperatures),
-        seed=plan.seed,
-        teacher=fingerprint(network),
-    )
-    check_folder(folder, made_by)
-    whole = folder / "samples.npz"
+    check_folder(folder, plan.made_by(fingerprint(network)))
+    whole = folder / WHOLE
     if not whole.exists():
-        chunks = [
-            _stored_chunk(network, corpus, plan, number, folder / f"chunk{number}.npy")
-            for number in range(-(-plan.count // CHUNK))
-        ]
-        unfinished = whole.with_suffix(".tmp.npz")
-        np.savez(unfinished, tokens=np.concatenate(chunks))
-        unfinished.replace(whole)
+        for number, file in enumerate(sample_files(folder, plan)):
+            _store_chunk(network, corpus, plan, number, file)
+        join_chunks(folder, plan)
     return np.load(whole)["tokens"]
 
 
-def _stored_chunk(
+def sample_files(folder: Path, plan: SamplePlan) -> list[Path]:
+    """The files of all chunks."""
+    return [folder / f"chunk{number}.npy" for number in range(-(-plan.count // CHUNK))]
+
+
+def join_chunks(folder: Path, plan: SamplePlan) -> None:
+    """All chunks in one file, once they are there."""
+    whole = folder / WHOLE
+    unfinished = whole.with_suffix(".tmp.npz")
+    np.savez(unfinished, tokens=np.concatenate([*map(np.load, sample_files(folder, plan))]))
+    unfinished.replace(whole)
+
+
+def store(file: Path, tokens: np.ndarray) -> None:
+    """Write another file and rename it: an interruption leaves no half of one."""
+    unfinished = file.with_suffix(".tmp.npy")
+    np.save(unfinished, tokens)
+    unfinished.replace(file)
+
+
+def _store_chunk(
     network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, number: int, file: Path
-) -> np.ndarray:
+) -> None:
     """One chunk of sequences, written where its file is missing."""
     if not file.exists():
-        unfinished = file.with_suffix(".tmp.npy")
-        np.save(unfinished, _chunk(network, corpus, plan, number))
-        unfinished.replace(file)
-    return np.load(file)
+        store(file, _chunk(network, corpus, plan, number))
 
 
 def _chunk(network: PreTrainedModel, corpus: Corpus, plan: SamplePlan, number: int) -> np.ndarray:
-    """Sequences with equally long prompts, as many at each temperature."""
+    return write_chunk(network, chunk_prompts(corpus, plan, number), plan, number)
+
+
+def chunk_prompts(corpus: Corpus, plan: SamplePlan, number: int) -> Tensor:
+    """Equally long prompts of a chunk."""
     size = min(CHUNK, plan.count - number * CHUNK)
     seed = mix(plan.seed, number)
     shortest = max(1, plan.length // 8)
     given = int(np.random.default_rng(seed).integers(shortest, max(2, plan.length // 2)))
-    prompts_BP = corpus.batch(0, size, given, seed)
-    torch.manual_seed(seed % 2**31)
+    return corpus.batch(0, size, given, seed)
+
+
+def write_chunk(
+    network: PreTrainedModel, prompts_BP: Tensor, plan: SamplePlan, number: int
+) -> np.ndarray:
+    """What follows the prompts of a chunk, as many at each temperature."""
+    torch.manual_seed(mix(plan.seed, number) % 2**31)
     written = []
     parts = prompts_BP.tensor_split(len(plan.temperatures))
     for part_BP, temperature in zip(parts, plan.temperatures, strict=True):
@@ -103,26 +131,37 @@ class TextWriter(Protocol):
 
 @torch.no_grad()
 def continue_texts(
-    network: PreTrainedModel, prompts_BP: Tensor, length: int, temperature: float
+    network: PreTrainedModel,
+    prompts_BP: Tensor,
+    length: int,
+    temperature: float,
+    pads_B: Tensor | None = None,
+    end_tokens: tuple[int, ...] = (),
 ) -> Tensor:
-    """Prompts continued to `length` tokens; temperature 0 is greedy."""
+    """Prompts continued to `length` tokens; temperature 0 is greedy. The first `pads_B` tokens of
+    each prompt are nothing. Behind one of `end_tokens` the first of them is repeated."""
     from transformers import GenerationConfig
 
     # Only these settings, none of the checkpoint's own: a repetition penalty would change the law.
-    # An end token does not end the text: as in the corpus, more text follows it.
+    # Without `end_tokens` none ends the text: as in the corpus, more text follows it.
     settings = GenerationConfig(
         max_new_tokens=length - prompts_BP.shape[1],
-        eos_token_id=network.config.vocab_size,
-        pad_token_id=0,
+        eos_token_id=list(end_tokens) or network.config.vocab_size,
+        pad_token_id=end_tokens[0] if end_tokens else 0,
         do_sample=temperature > 0,
     )
     if temperature > 0:
         settings.update(temperature=float(temperature), top_k=0, top_p=1.0)
     prompts_BP = prompts_BP.to(device())
     move(network, device())
-    return cast("TextWriter", network).generate(
-        prompts_BP, attention_mask=torch.ones_like(prompts_BP), generation_config=settings
+    seen_BP = torch.ones_like(prompts_BP)
+    if pads_B is not None:
+        seen_BP = (torch.arange(prompts_BP.shape[1]) >= pads_B[:, None]).long().to(device())
+    text_BL = cast("TextWriter", network).generate(
+        prompts_BP, attention_mask=seen_BP, generation_config=settings
     )
+    # all texts may have ended before
+    return F.pad(text_BL, (0, length - text_BL.shape[1]), value=settings.pad_token_id)
 
 
 def device() -> torch.device:

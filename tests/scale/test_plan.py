@@ -1,0 +1,91 @@
+"""A plan is arithmetic on what was measured, and says what it would foretell."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forerun.errors import BadOption
+from forerun.profile.shapes import random_model
+from forerun.scale.measure import Trial, measure
+from forerun.scale.plan import Load, Measured, MethodCost, plan, read_load, request_seconds
+from tests.helpers import run
+
+# 1 ms a forward up to 64 rows, then 10 us a row; 1 KB a slot; 1 MB/s makes reading slots count
+MACHINE = Measured(
+    shape="made up",
+    machine="none",
+    chain={1: 1e-3, 64: 1e-3, 128: 1.64e-3, 256: 2.92e-3},
+    context=0,
+    bytes_per_second=1e9,
+    bytes_per_slot=1000,
+    weight_bytes=10**9,
+    memory_bytes=2 * 10**9,
+    methods=[
+        MethodCost("ar", 1.0, 1.0, 0.0, 0.0, "a text"),
+        MethodCost("lookup", 4.0, 2.0, 1e-3, 1e-5, "a text"),
+    ],
+)
+
+
+def test_a_step_is_its_rows_its_slots_and_what_is_outside():
+    # 8 sequences of 4 rows: 32 rows take 1 ms; 8 x 150 slots of 1 KB at 1 GB/s take 1.2 ms; outside
+    # 1 ms + 8 x 10 us. 100 tokens at 2 a forward are 50 steps; prompts: 8 x 100 rows x 20 us.
+    load = Load(1.0, prompt=100, tokens=100)
+    seconds = request_seconds(MACHINE, MACHINE.method("lookup"), 8, load)
+    assert seconds == pytest.approx(50 * (1e-3 + 1.2e-3 + 1.08e-3) + 8 * 100 * 1e-5, rel=1e-9)
+
+
+def test_the_cheapest_method_comes_first_and_replicas_follow_the_load():
+    load = Load(100.0, prompt=10, tokens=100, busy=0.5, price=2.0)
+    rows = plan(MACHINE, load, tokens_per_forward={"lookup": 1.0})
+    assert [row.method for row in rows] == ["ar", "lookup"], "rows cost, and find nothing"
+    for row in rows:
+        assert row.gpu_hours == pytest.approx(1e6 / (row.tokens_per_second * 0.5) / 3600)
+        assert row.gpus == -(-100.0 * 100 // (row.tokens_per_second * 0.5))
+        assert row.cost == pytest.approx(2 * row.gpu_hours)
+    break_even = next(row for row in rows if row.method == "lookup").break_even
+    assert break_even > 1
+    better = plan(MACHINE, load, tokens_per_forward={"lookup": 4 * break_even})
+    assert better[0].method == "lookup"
+    # a reader who wants more tokens a second gets a smaller batch
+    assert rows[0].in_flight == 32, "no further than was measured"
+    assert plan(MACHINE, replace(load, in_flight=64), "ar")[0].in_flight == 64
+    alone = plan(MACHINE, Load(1.0, 10, 100, slowest=700), "ar")[0]
+    assert alone.in_flight < rows[0].in_flight and alone.reader >= 700
+
+
+def test_words_that_mean_no_load_are_refused(tmp_path):
+    assert read_load("200/s") == 200 and read_load("120/min") == 2 and read_load("3") == 3
+    for words in ("many", "-1/s", "0/s", "5/week", "inf/s"):
+        with pytest.raises(BadOption, match="must be a number of requests"):
+            read_load(words)
+    with pytest.raises(BadOption, match="does not fit beside"):
+        plan(MACHINE, Load(1.0, prompt=10**6, tokens=10**6))
+    with pytest.raises(BadOption, match="'lookahead' is unknown"):
+        plan(MACHINE, Load(1.0), "lookahead")
+    (tmp_path / "x.json").write_text("{}")
+    for words, said in (
+        (["--measured", tmp_path / "x.json"], "no file that"),
+        (["--model", "gpt-5"], "was not measured"),
+        (["--tokens-per-forward", "lookup"], "METHOD=NUMBER"),
+    ):
+        assert said in str(run("plan", *words).exception)
+
+
+def test_a_shape_is_measured_and_foretold(tmp_path):
+    """How well it foretells is measured on a quiet machine: docs/scale.md."""
+    model = random_model("zoo", torch.device("cpu"), torch.float32, 4, 800)
+    trial = Trial(calibrated=(1, 4), checked=(2,), prompt=8, tokens=8, waves=2, rows=(1, 4, 16))
+    measured, checks = measure(model, "zoo", {"ar": {}, "lookup": {}}, trial)
+    assert [(check.method, check.in_flight) for check in checks] == [("ar", 2), ("lookup", 2)]
+    ar = measured.method("ar")
+    assert ar.rows == 1 and ar.tokens_per_forward == pytest.approx(1.0)
+    assert all(check.measured > 0 for check in checks)
+    file = tmp_path / "zoo.json"
+    file.write_text(json.dumps({**measured.as_dict(), "checks": []}))
+    assert Measured.read(file).chain == measured.chain
+    done = run("plan", "--measured", file, "--load", "5/s", "--price", "2", "--json")
+    assert {row["method"] for row in json.loads(done.stdout)} == {"ar", "lookup"}
+    assert "replicas of zoo by" in run("plan", "--measured", file, "--load", "5/s").stdout
