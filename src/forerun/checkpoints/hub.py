@@ -186,13 +186,19 @@ def _check_blank_filler(config: Any, layer_types: set[str], max_context: int | N
 
 
 def load_weights(
-    source: Source, device: torch.device, dtype: torch.dtype | None, shared: bool = False
+    source: Source,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    shared: bool = False,
+    config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
     """The library's model, with every weight accounted for. `shared` splits it over the processes
-    that `torchrun` started."""
+    that `torchrun` started. A config that was read already need not be read again."""
     from transformers import AutoModelForCausalLM
 
     parallel: Any = parallel_arguments(source) if shared else {}
+    if config is not None:
+        parallel["config"] = config
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -264,16 +270,38 @@ def parallel_arguments(source: Source) -> dict[str, object]:
         return {"tp_plan": "auto"}
 
 
-def backbone_of(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbone:
+def backbone_of(
+    network: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
+) -> SlottedBackbone:
     """The lean decoder where it fits, XLNet's own, else the library's model driven by rows, which
     must prove itself."""
     from forerun.backbones import lean, library, xlnet
 
+    if quantize is not None:
+        check_quantize(network, context, quantize)
+        return lean.LeanBackbone(network, vocab, context, quantize)
     if network.config.model_type == "xlnet":
         return xlnet.XLNetBackbone(network, vocab, context)
     if lean.fits(network, context) and library.processes(network) == 1:
         return lean.LeanBackbone(network, vocab, context)
     return _proven(network, vocab, context)
+
+
+def check_quantize(network: PreTrainedModel, context: int, quantize: str) -> None:
+    """Refuse to quantise what cannot be."""
+    from forerun.backbones import lean
+
+    kind = network.config.model_type
+    if not lean.fits(network, context):
+        raise NotAble(
+            f"quantize={quantize!r}: '{kind}' is not of the Llama shape ({', '.join(lean.SHAPES)} "
+            "with plain weights), whose layers are known well enough for it. Load it without."
+        )
+    if network.device.type != "cpu" or network.dtype != torch.float32:
+        raise NotAble(
+            f"quantize={quantize!r} is for a cpu and dtype='float32', in which rows are kept; this "
+            f"model is on {network.device} in {str(network.dtype).removeprefix('torch.')}."
+        )
 
 
 def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbone:
