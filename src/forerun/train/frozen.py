@@ -52,7 +52,12 @@ class FrozenTarget:
         return self.head(x)
 
     def head(self, x: Tensor) -> Tensor:
-        return self._norm(x, self.weights.norm) @ self.weights.head
+        return self._norm(x, self.weights.norm) @ self.head_EV
+
+    @property
+    def head_EV(self) -> Tensor:
+        assert isinstance(self.weights.head, Tensor), "weights that are trained on are not packed"
+        return self.weights.head
 
     def _layer(self, layer: Layer, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
@@ -84,9 +89,7 @@ class FrozenTarget:
     def _qkv(self, layer: Layer, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, heads, D] each, rotated."""
         weights = self.weights
-        qkv = self._norm(x, layer.norm_attn) @ layer.qkv
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias
+        qkv = _times(self._norm(x, layer.norm_attn), layer.qkv, layer.qkv_bias)
         heads, key_heads = weights.heads, weights.key_heads
         q, k, v = qkv.unflatten(-1, (-1, weights.head_dim)).split([heads, key_heads, key_heads], -2)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -97,12 +100,19 @@ class FrozenTarget:
         return q * cos + q.roll(half, -1) * sin, k * cos + k.roll(half, -1) * sin, v
 
     def _rest(self, layer: Layer, x: Tensor, seen: Tensor) -> Tensor:
-        x = x + (seen @ layer.out if layer.out_bias is None else seen @ layer.out + layer.out_bias)
-        gate, up = (self._norm(x, layer.norm_mlp) @ layer.gate_up).chunk(2, -1)
-        return x + (F.silu(gate) * up) @ layer.down
+        x = x + _times(seen, layer.out, layer.out_bias)
+        gate_up = _times(self._norm(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+        gate, up = gate_up.chunk(2, -1)
+        return x + _times(F.silu(gate) * up, layer.down, layer.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.weights.eps)
+
+
+def _times(x: Tensor, matrix: object, bias: Tensor | None) -> Tensor:
+    assert isinstance(matrix, Tensor), "weights that are trained on are not packed"
+    product = x @ matrix
+    return product if bias is None else product + bias
 
 
 class Cache:
