@@ -92,8 +92,8 @@ class LeanBackbone(SlottedBackbone):
 
     capturable = True
     has_fixed_kernels = True
-    gives_features = True
     slots_at_once = 1
+    gives_features = True
 
     def __init__(
         self, model: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
