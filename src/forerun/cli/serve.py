@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli.common import need
-from forerun.cli.flags import Device, Draft, Dtype, MethodName, takes_flags
+from forerun.cli.flags import Device, Draft, Dtype, MethodName, Quantize, takes_flags
 from forerun.errors import BadOption, unknown
 
 app = typer.Typer(add_completion=False)
@@ -32,6 +32,7 @@ class ServeFlags:
     draft: Draft = None
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     lanes: Annotated[int | None, typer.Option(help="Sequences of a model decoded at once.")] = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and output together.")
@@ -42,6 +43,10 @@ class ServeFlags:
     ] = None
     memory: Annotated[
         float | None, typer.Option(help="GiB that all loaded models may take; unused ones go.")
+    ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(help="GiB of keys and values of a model, which its lanes share in pages."),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -88,10 +93,12 @@ def serve(flags: ServeFlags) -> None:
         draft=flags.draft,
         device=flags.device,
         dtype=flags.dtype,
+        quantize=flags.quantize,
         lanes=flags.lanes,
         max_context=flags.max_context,
         chat_template=flags.chat_template,
         memory_gib=flags.memory,
+        cache_gib=flags.cache,
         api_keys=keys,
         cors=flags.cors or [],
         queue=flags.queue,
