@@ -208,9 +208,7 @@ def _panels_by_workers(
     choices = [MethodChoice.read(name, options) for name in names]
     _check_options(options, choices)
     plan = EvaluatePlan(
-        LoadPlan(
-            flags.model, flags.device, flags.dtype, flags.batch, quantize=flags.quantize
-        ),
+        LoadPlan(flags.model, flags.device, flags.dtype, flags.batch, quantize=flags.quantize),
         Style(flags.temperature or 0.0, flags.samples, flags.seed, flags.chat, flags.max_tokens),
         flags.draws,
         {
