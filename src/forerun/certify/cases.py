@@ -160,6 +160,41 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
     return _with_outcomes(3, method, every)
 
 
+# Syllables of which some are the beginning of others, and prompts that end inside one: as the
+# tokenizer writes them, as it does not, and with nothing to heal.
+SYLLABLES = (b"a", b"b", b"ab", b"aba")
+ENDINGS: list[Prompt] = [[0, 2], [1, 0, 1], [0, 3]]
+HEALED: list[Options] = [
+    {"temperature": 1.0},
+    {"temperature": 0.0, "logit_bias": {3: 0.8}},
+    {"temperature": 0.7, "top_p": 0.9},
+    {
+        "temperature": 1.0,
+        "repetition_penalty": 1.8,
+        "frequency_penalty": 0.7,
+        "top_k": 3,
+        "eos": (1,),
+    },
+]
+
+
+def healed_cases(name: str) -> list[Case]:
+    """Prompts that are text and end inside a token, for an exact method."""
+    method = registry.method_named(name)
+    masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
+    options = {**DEEP_OPTIONS.get(name, {})}
+    if name in DRAWN_DRAFTS:
+        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
+    spelled = (*SYLLABLES, b"") if masks else SYLLABLES
+    same: Options = {"text": True, "spelled": spelled, "max_tokens": 2, "method_options": options}
+    every = [{**same, **sampling} for sampling in HEALED]
+    return [
+        found
+        for prompt in ENDINGS
+        for found in _with_outcomes(len(SYLLABLES), method, every, prompt)
+    ]
+
+
 def cases_with(name: str, options: Options) -> list[Case]:
     """Those of the standard cases that have these options of the method."""
     method = registry.method_named(name)

@@ -42,6 +42,14 @@ def vocabulary_of(spelled: tuple[bytes, ...]) -> Vocabulary:
     return Vocabulary(len(spelled), spelled=spelled)
 
 
+class First(NamedTuple):
+    """A first token that was decided together with the end of the prompt, and the tokens that a
+    constraint takes it for."""
+
+    token: int
+    stands_for: tuple[int, ...]
+
+
 class Asked:
     """What a request asks for: a canvas, sampling parameters, tokens that end the text and tokens
     that are never written."""
@@ -53,8 +61,10 @@ class Asked:
         eos: Sequence[int],
         mask: int | None,
         spelled: Sequence[bytes] | None = None,
+        first: First | None = None,
     ):
         self.sampling = sampling
+        self.first = first
         self._vocabulary: Vocabulary | None = None
         if spelled is not None:
             self._vocabulary = vocabulary_of(tuple(spelled))
@@ -90,7 +100,10 @@ class Asked:
         language = compiled(spec, self._vocabulary).language()
         found = LeftToRight(language, 0, self.stops, size, bitmask(possible, size))
         for position, token in enumerate(decided):
-            found.add(position, token)
+            if self.first is not None and position == 0:
+                found.begin(position, self.first.stands_for)
+            else:
+                found.add(position, token)
         return found
 
     def ends(self, decided: Sequence[int]) -> bool:
@@ -108,20 +121,24 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
     family: Family | None = None,
     size: int = 1,
     spelled: Sequence[bytes] | None = None,
+    first: First | None = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences, one conditional after another.
 
     Of a block model it is left-to-right decoding; with a `size`, of text whose finished blocks of
-    that size see themselves whole.
+    that size see themselves whole. `first` is the first token, where it was decided with the
+    prompt.
     """
-    asked = Asked(prompt, Sampling(**options), eos, mask, spelled)
+    asked = Asked(prompt, Sampling(**options), eos, mask, spelled, first)
     canvas = asked.canvas
     given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     blanks = blanks_of(canvas)
     finished: Law = {}
-    growing: Law = {(): 1.0}
-    for position in blanks:
+    growing: Law = {(): 1.0} if first is None else {(first.token,): 1.0}
+    if first is not None and asked.ends((first.token,)):
+        return growing
+    for position in blanks if first is None else blanks[1:]:
         longer: Law = defaultdict(float)
         for tokens, probability in growing.items():
             decided = list(zip(blanks, tokens))
@@ -287,7 +304,12 @@ def written(state: State, blanks: list[int], stops: frozenset[int]) -> tuple[int
 
 
 def stepwise_law(
-    reading: CanvasReading, prompt: Prompt, *, eos: Sequence[int] = (), **options: Any
+    reading: CanvasReading,
+    prompt: Prompt,
+    *,
+    eos: Sequence[int] = (),
+    first: First | None = None,
+    **options: Any,
 ) -> Law:
     """The law of stepwise decoding of a masked model, from its definition.
 
@@ -299,7 +321,10 @@ def stepwise_law(
     asked = Asked(prompt, Sampling(**options), eos, reading.mask)
     blanks = blanks_of(asked.canvas)
     finished: Law = defaultdict(float)
-    states: dict[tuple[State, KeptKeys | None], float] = {(asked.canvas, None): 1.0}
+    begun: State = asked.canvas
+    if first is not None:
+        begun = (*begun[: blanks[0]], first.token, *begun[blanks[0] + 1 :])
+    states: dict[tuple[State, KeptKeys | None], float] = {(begun, None): 1.0}
     while states:
         (state, kept), probability = states.popitem()
         tokens = written(state, blanks, asked.stops)

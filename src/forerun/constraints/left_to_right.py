@@ -109,6 +109,20 @@ class LeftToRight(Generic[State]):
             if self._state is not None:
                 self.language.settle(self._state)
 
+    def first(self, before: Sequence[int] = ()) -> np.ndarray:
+        """The tokens that may come next, or after some more, and do not end the text, as a
+        bitmask; nothing after tokens that are not allowed."""
+        states = self._states(before, len(before))
+        if len(states) <= len(before):
+            return np.zeros_like(self._ordinary_W)
+        return self._mask(states[-1]) & self._ordinary_W
+
+    def begin(self, position: int, tokens: Sequence[int]) -> None:
+        """The token at the first blank is decided, and says what these tokens say."""
+        for token in tokens:
+            self.next = position
+            self.add(position, token)
+
     def replace(self, position: int, token: int) -> None:
         raise AssertionError("a text from left to right is not edited")
 
