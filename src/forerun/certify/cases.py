@@ -181,6 +181,8 @@ HEALED: list[Options] = [
 def healed_cases(name: str) -> list[Case]:
     """Prompts that are text and end inside a token, for an exact method."""
     method = registry.method_named(name)
+    if method.guarantee != "exact":
+        return []
     masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
     options = {**DEEP_OPTIONS.get(name, {})}
     if name in DRAWN_DRAFTS:
