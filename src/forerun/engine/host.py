@@ -13,7 +13,13 @@ from forerun.engine.backbone import Backbone
 from forerun.engine.cache import Memo
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PagePool, PageShape
 from forerun.sequence.rows import Plan
+
+# Rows of prompts in one forward while others write: with more, a forward takes twice as long as
+# one of few rows, by `bench/pages.py`.
+CHUNKS = {"cpu": 16}
+CHUNK = 256
 
 
 @dataclass
@@ -52,13 +58,17 @@ class Host:
         room: int,
         impossible_tokens: Sequence[int] = (),
         graphs: bool | None = None,
+        pages: PageShape | None = None,
     ):
         self.backbone = backbone
         self.room = room
         self.impossible_tokens = [token for token in impossible_tokens if token < backbone.vocab]
-        self.slots = backbone.make_slots(lanes, room)
+        self.slots = backbone.make_slots(lanes, room, pages)
         self.runner = ForwardRunner(backbone, self.slots, graphs)
-        self.memos = [Memo(room) for _ in range(lanes)]
+        on_cpu = backbone.device.type == "cpu"
+        self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
+        self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
+        self.chunk = CHUNKS.get(backbone.device.type, CHUNK)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
@@ -68,9 +78,20 @@ class Host:
     def device(self) -> torch.device:
         return self.backbone.device
 
-    def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
-        """The rows that must run: (lane, plan, first row of the plan that runs)."""
-        return Batch(work, self.room, self.device)
+    def batch(self, work: Sequence[tuple[int, Plan, int]], ahead: int = 0) -> Batch:
+        """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are
+        made the lanes' own; so are those that they need `ahead` positions on."""
+        for lane, plan, start in work:
+            end = plan.rows.shape[1]
+            self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
+        self.slots.table.to_device()
+        return Batch(work, self.slots.table, self.device)
+
+    def forget(self) -> None:
+        """Let go of everything that slots hold, to begin cold."""
+        for memo in self.memos:
+            memo.release()
+        self.pool.clear()
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

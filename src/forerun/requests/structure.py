@@ -83,8 +83,8 @@ def check_no_engine(engine: str | None) -> None:
     """Refuse an engine for grammars where none reads the constraint."""
     if engine not in (None, ENGINES[0]):
         raise BadOption(
-            f"grammar_engine={engine!r}: in holes and on canvases constraints are regular languages, "
-            f"which no engine reads. Leave grammar_engine out."
+            f"grammar_engine={engine!r}: in holes and on canvases constraints are regular, "
+            f"and no engine reads them. Leave grammar_engine out."
         )
 
 
