@@ -98,6 +98,9 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=MODELS)
     asked = parser.parse_args()
     report: dict[str, Any] = {"machine": machine(), "count": asked.count, "rows": []}
+    before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    if before.get("count") == asked.count:  # models may be measured one after the other
+        report["rows"] = [row for row in before["rows"] if row["model"] not in asked.model]
     for name in asked.model:
         with forerun.load(name) as model:
             for kind in CUTS:

@@ -275,7 +275,7 @@ def law_by_definition(  # noqa: PLR0913 - as certify_case
     """The law of a method's reference."""
     if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
         reading = canvas_reading(method, target, options, family)
-        return stepwise_law(reading, prompt, eos=eos, first=first, **sampling)
+        return stepwise_law(reading, prompt, eos=eos, first=first, spelled=spelled, **sampling)
     return reference_law(
         target,
         prompt,

@@ -6,6 +6,7 @@ A certificate compares what a method writes with one of these.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from forerun.options import Sampling
 from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
 
 Law = dict[tuple[int, ...], float]
+Holes = Sequence[dict[str, str] | None] | None  # what each hole must hold
 Prompt = Sequence[int | None]
 Rows = Sequence[tuple[int, int]]  # (position, token)
 State = tuple[int | None, ...]  # a canvas, with None for every blank
@@ -34,6 +36,12 @@ State = tuple[int | None, ...]  # a canvas, with None for every blank
 
 def blanks_of(canvas: Prompt) -> list[int]:
     return [i for i, token in enumerate(canvas) if token is None]
+
+
+def runs_of(canvas: Prompt) -> list[tuple[int, ...]]:
+    """The holes of a canvas: runs of blanks."""
+    numbered = itertools.groupby(enumerate(canvas), lambda one: one[1] is None)
+    return [tuple(i for i, _ in run) for blank, run in numbered if blank]
 
 
 @cache
@@ -48,6 +56,42 @@ class First(NamedTuple):
 
     token: int
     stands_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlankLanguage:
+    """What some blanks must spell together: a text that an expression matches, up to one of the
+    `ends`, which may not come before `least` tokens."""
+
+    blanks: tuple[int, ...]
+    regex: str
+    spelled: tuple[bytes, ...]
+    outcomes: tuple[int, ...]
+    ends: frozenset[int] = frozenset()
+    least: int = 0
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Do tokens in all of its blanks spell such a text?"""
+        text = b""
+        for count, token in enumerate(tokens):
+            if token in self.ends:
+                if count < self.least:
+                    return False
+                break
+            text += self.spelled[token]
+        return re.fullmatch(self.regex, text.decode()) is not None
+
+    def allowed(self, state: State, position: int) -> frozenset[int]:
+        """The tokens at a blank that some filling of the others goes with: all are tried."""
+        known = tuple(state[i] for i in self.blanks)
+        return self._allowed(known, self.blanks.index(position))
+
+    @cache  # noqa: B019 - of a few small ones, for as long as a certificate takes
+    def _allowed(self, known: tuple[int | None, ...], place: int) -> frozenset[int]:
+        choices = [self.outcomes if token is None else (token,) for token in known]
+        return frozenset(
+            tokens[place] for tokens in itertools.product(*choices) if self.holds(tokens)
+        )
 
 
 class Asked:
@@ -76,6 +120,32 @@ class Asked:
         self.stops = stops if None in prompt else stops | ends
         self.never = never | ends if None in prompt else never
         self.prompt_ids = np.asarray([t for t in self.canvas if t is not None], np.int64)
+        self.languages: list[BlankLanguage] = []
+
+    def constrain(self, spelled: Sequence[bytes] | None, holes: Holes) -> Asked:
+        """Hold the blanks of a canvas to languages: each hole to its own, or all that is generated
+        to the request's expression."""
+        allowed = self.sampling.allowed_tokens
+        possible = set(range(len(spelled or ())) if allowed is None else allowed) - self.never
+        same = tuple(spelled or ()), tuple(sorted(possible))
+        if holes is not None:
+            pairs = zip(runs_of(self.canvas), holes, strict=True)
+            self.languages = [BlankLanguage(b, hole["regex"], *same) for b, hole in pairs if hole]
+        elif self.sampling.regex is not None:
+            blanks = tuple(blanks_of(self.canvas))
+            ending = self.stops, self.sampling.min_tokens
+            self.languages = [BlankLanguage(blanks, self.sampling.regex, *same, *ending)]
+        return self
+
+    def left(self, logits_V: Tensor, state: State, position: int) -> Tensor:
+        """The logits of what the languages leave at a blank."""
+        for language in self.languages:
+            if position in language.blanks:
+                allowed = list(language.allowed(state, position))
+                masked_V = torch.full_like(logits_V, -torch.inf)
+                masked_V[allowed] = logits_V[allowed]
+                logits_V = masked_V
+        return logits_V
 
     def law(self, logits_V: Tensor, decided: Sequence[int], place: int) -> list[float]:
         """The law of a blank with `place` blanks before it, after some decisions."""
@@ -122,6 +192,7 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
     size: int = 1,
     spelled: Sequence[bytes] | None = None,
     first: First | None = None,
+    holes: Holes = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences, one conditional after another.
@@ -131,6 +202,8 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
     prompt.
     """
     asked = Asked(prompt, Sampling(**options), eos, mask, spelled, first)
+    if holes is not None:
+        asked.constrain(spelled, holes)
     canvas = asked.canvas
     given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     blanks = blanks_of(canvas)
@@ -146,7 +219,9 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
                 row = block_context([*given, *decided], family, size)
             else:
                 row = context(given, decided, position, mask)
-            law = asked.law(target.logits(*row), tokens, len(tokens))
+            state = tuple({**dict(enumerate(canvas)), **dict(decided)}.values())
+            logits_V = asked.left(target.logits(*row), state, position)
+            law = asked.law(logits_V, tokens, len(tokens))
             for token, p in enumerate(law):
                 if p > 0:
                     ended = asked.ends((*tokens, token))
@@ -260,6 +335,7 @@ class CanvasReading:
         blanks = blanks_of(asked.canvas)
         logits_V = self.target.logits(*self.context(state, position, kept, blanks)).clone()
         logits_V[self.mask] = -torch.inf
+        logits_V = asked.left(logits_V, state, position)
         decided = [token for token in (state[i] for i in blanks) if token is not None]
         law = asked.law(logits_V, decided, blanks.index(position))
         return law, logits_V.softmax(-1).tolist()
@@ -309,6 +385,8 @@ def stepwise_law(
     *,
     eos: Sequence[int] = (),
     first: First | None = None,
+    spelled: Sequence[bytes] | None = None,
+    holes: Holes = None,
     **options: Any,
 ) -> Law:
     """The law of stepwise decoding of a masked model, from its definition.
@@ -319,6 +397,7 @@ def stepwise_law(
     others. Under a cache policy, rows outside the block hold what they saw at the last refresh.
     """
     asked = Asked(prompt, Sampling(**options), eos, reading.mask)
+    asked.constrain(spelled, holes)
     blanks = blanks_of(asked.canvas)
     finished: Law = defaultdict(float)
     begun: State = asked.canvas
