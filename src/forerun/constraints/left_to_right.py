@@ -41,6 +41,8 @@ class LeftToRight(Generic[State]):
         self._failure = ""
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
+            if language.error:
+                raise BadOption(f"the constraint cannot be followed: {language.error}.")
             raise BadOption(
                 "the constraint cannot be begun: no token spells the beginning of what it asks "
                 "for, or allowed_tokens has none of those that do."
