@@ -68,6 +68,7 @@ from forerun.requests.request import (
     check_draft_model,
     check_request,
     for_each_prompt,
+    method_for,
     parse_request,
 )
 from forerun.requests.result import Result, promise_of
@@ -467,7 +468,7 @@ class Model:
             spec = tool_spec(parse_tools(tools or []), tool_choice, form or TAGGED)
             options = with_constraint(options, spec)
         prompts = parse_prompts(self, prompt, messages, template)
-        given = {**options, "method": method or self.family.default_method, "draft": draft}
+        given = {**options, "method": method, "draft": draft}
         plans = self._plans(for_each_prompt(len(prompts.ids), given))
         if prompt_logprobs is not None:
             check_whole("prompt_logprobs", prompt_logprobs, 0, 100)
@@ -497,8 +498,10 @@ class Model:
                 plans[id(given)] = self._plan(**given)
         return [plans[id(given)] for given in arguments]
 
-    def _plan(self, method: str | Method, draft: str | Model | None, **options: Any) -> DecodePlan:
-        request = parse_request(method, draft, options)
+    def _plan(
+        self, method: str | Method | None, draft: str | Model | None, **options: Any
+    ) -> DecodePlan:
+        request = parse_request(method_for(self.family, method), draft, options)
         check_request(self, request)
         draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
         return DecodePlan(request, draft_model)
@@ -610,7 +613,7 @@ class Model:
         """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
         yields the events of their traces. `record` is that of `submit`."""
         check_infill(self, options)
-        request, draft_model = self._plan(method or self.family.default_method, draft, **options)
+        request, draft_model = self._plan(method, draft, **options)
         check_infill(self, vars(request.sampling))
         texts = read_texts(text, token_ids)
         several = texts.several or request.sampling.n > 1

@@ -21,6 +21,7 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
+from forerun.engine.costs import StepWatch
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch import Prefetch, foresee
@@ -70,6 +71,7 @@ class Engine:
         self.running: list[Running] = []
         self.free_lanes = list(range(lanes))
         self.clock = Clock()
+        self.watch = StepWatch()
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
         self._in_step = False
@@ -164,12 +166,10 @@ class Engine:
         try:
             answers = answer(served)
         except Exception as error:
-            for one in served:
-                self._fail(one, error)
-            return
+            answers = [error] * len(served)
         for one, value in zip(served, answers, strict=True):
             if isinstance(value, Exception):
-                self._fail(one, value)
+                self._throw(one, value)
             else:
                 self._resume(one, value)
 
@@ -178,6 +178,9 @@ class Engine:
             ticket = self.queue.popleft()
             ticket.started = time.perf_counter()
             try:
+                if ticket.asks_costs:
+                    for host in self.hosts:
+                        host.know_costs(self.free_lanes[0])
                 coroutine = ticket.start()
                 check_coroutine(coroutine)
             except Exception as error:
@@ -223,7 +226,19 @@ class Engine:
             raise
         else:
             if one.seq.known != known:
+                self.watch.tokens += one.seq.known - known
                 one.ticket.on_change()
+
+    def _throw(self, one: Running, error: Exception) -> None:
+        """Tell a method that what it waits for has failed. Most end with that; one that can do
+        without, such as without a drafter, goes on."""
+        try:
+            one.throw(error)
+            self._check_room(one)
+        except StopIteration:
+            self._end(one)
+        except Exception as uncaught:
+            self._fail(one, uncaught)
 
     @staticmethod
     def _check_room(one: Running) -> None:
@@ -250,6 +265,7 @@ class Engine:
         self.free_lanes.sort()
         if not self.running:
             self._prefetched = None
+            self.watch.idle()
         self._end_ticket(one.ticket)
 
     def _fail_ticket(self, ticket: Ticket, error: Exception) -> None:
@@ -267,6 +283,7 @@ class Engine:
         """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
         began = time.perf_counter()
         self._prefetched = None
+        self.watch.drawing()
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
         applied: list[tuple[list[int], Applied]] = []
@@ -285,6 +302,7 @@ class Engine:
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
                 answers[i] = outcome or NoOutcome(draws[i].seq)
+        self.watch.arrived()
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
@@ -321,7 +339,7 @@ class Engine:
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         self._prefetched = None
-        logits_RV = self._timed_forward(host, batch)
+        logits_RV = self._timed_forward(host, batch, question_of(served[0]).drafting)
         for memo, plan, start in zip(memos, plans, starts):
             memo.ran(plan, start)
         return logits_RV
@@ -336,6 +354,7 @@ class Engine:
         written = host.writer.run(asked, [one.lane for one in served], logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
+        self.watch.wrote(asked[0].tokens)
         return written
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
@@ -349,8 +368,9 @@ class Engine:
             host.memos[one.lane].ran(*prefetched.foreseen[one])
         return self._answers(served, prefetched.logits_of(served))
 
-    def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
+    def _timed_forward(self, host: Host, batch: Batch, drafting: bool = False) -> Tensor:
         began = time.perf_counter()
+        self.watch.forward(host.costs, [one.rows for one in batch.segments], drafting)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
         self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began

@@ -6,14 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.engine.backbone import Backbone
 from forerun.engine.cache import Memo
+from forerun.engine.costs import (
+    ROWS,
+    FixedCosts,
+    StepCosts,
+    identity,
+    load_curve,
+    measure,
+    save_curve,
+)
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pack import Batch
-from forerun.sequence.rows import Plan
+from forerun.sequence.rows import Plan, causal_rows
+
+
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return bool(
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 @dataclass
@@ -62,11 +81,40 @@ class Host:
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
-        self.rows_are_cheap = backbone.device.type != "cpu"
+        given = getattr(backbone, "step_costs", None)
+        self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
 
     @property
     def device(self) -> torch.device:
         return self.backbone.device
+
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Do more rows in one forward cost little more time, as on a GPU?"""
+        return self.costs.rows_are_cheap
+
+    def know_costs(self, lane: int) -> None:
+        """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
+        is free. Processes that share a model must all decide alike, so they never know."""
+        if self.costs.known or _several_processes():
+            return
+        about = identity(self.backbone)
+        self.costs.curve = load_curve(about)
+        if self.costs.known:
+            return
+        most = min(self.room, self.backbone.context, ROWS[-1])
+        curve = measure(lambda rows: self._try(lane, rows), most, self.device.type)
+        self.memos[lane].forget()
+        self.costs.curve = curve
+        save_curve(about, curve)
+
+    def _try(self, lane: int, rows: int) -> None:
+        """Run a forward of so many rows, and wait for it."""
+        tokens = causal_rows(np.zeros(rows, np.int32), [])
+        plan = Plan(tokens, [np.arange(rows)], rows, causal=rows)
+        self.runner.forward(self.batch([(lane, plan, 0)]))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
         """The rows that must run: (lane, plan, first row of the plan that runs)."""

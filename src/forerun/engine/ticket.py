@@ -28,6 +28,7 @@ class Ticket:
     seq: Canvas
     start: Callable[[], DecodingCoroutine]
     on_change: Callable[[], None] = do_nothing
+    asks_costs: bool = False  # does its method ask what forwards cost?
     error: Exception | None = None
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -68,6 +69,10 @@ class Running:
     def resume(self, answer: object) -> None:
         """Let the method go on until it waits again. StopIteration says that it has returned."""
         self.waits_for = _servable(self.coroutine.send(answer))
+
+    def throw(self, error: Exception) -> None:
+        """Let the method go on with an error in place of an answer."""
+        self.waits_for = _servable(self.coroutine.throw(error))
 
 
 def _servable(awaited: object) -> Draw[Any] | Question:

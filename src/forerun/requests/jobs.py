@@ -86,7 +86,7 @@ class Job:
         )
         if isinstance(history.constraint, OnCanvas) and not history.constraint.possible:
             self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
-        self.ticket = Ticket(self.seq, self._start)
+        self.ticket = Ticket(self.seq, self._start, asks_costs=request.method.asks_costs)
 
     def _start(self) -> DecodingCoroutine:
         arguments = {} if self.drafter is None else {"drafter": self.drafter}
@@ -174,6 +174,7 @@ class Job:
             ),
             stats=stats,
             trace=seq.trace.events,
+            choices=seq.trace.choices,
             prompt_ids=self.prompt,
             stopped_by=self.stopped_by,
             logprobs=self._logprobs(),

@@ -65,6 +65,7 @@ class Canvas:
         self.logprobs = LogprobRecord(history.sampling.logprobs)
         self.noise_key = mix(seed, sample)
         self.draws = 0
+        self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
         self.final_end = len(self.tokens)  # tokens from here on may still be edited
         self.known = self._first_blank_from(0)  # everything before this position is final
@@ -118,6 +119,7 @@ class Canvas:
             if token is None:
                 break
             self.fill(self.next(1), [token], "forced")
+            self.draws += 1  # as if it had been drawn: a token's noise goes by its place
         return not self.done
 
     def next(self, n: int) -> list[int]:
