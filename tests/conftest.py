@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What forwards cost is measured in every run, and kept for it alone.
+os.environ["FORERUN_CACHE"] = tempfile.mkdtemp(prefix="forerun-tests-")
 
 import pytest
 import torch

@@ -24,11 +24,12 @@ from forerun.engine.engine import Engine, MakeSampler
 from forerun.engine.graphs import choose_kernels
 from forerun.engine.host import Host
 from forerun.engine.loop import Driver, EngineThread, InCaller
+from forerun.engine.schedule import Due
 from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.base import ChainScorer, Family, ModelHandle
-from forerun.options import Sampling, check_whole
+from forerun.options import Sampling, check_positive, check_whole
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
 from forerun.registry import Method, family_for
@@ -446,6 +447,9 @@ class Model:
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
@@ -457,7 +461,10 @@ class Model:
         `tool_choice` constrains it: "auto" to text and well-formed calls, "required" to calls, a
         tool's name to a call of that one. `options` may be an object of the method's own options
         class. `record` keeps everything that a trace can show, laws and canvases too, as
-        `Result.recorded`. The other arguments are those of `generate`.
+        `Result.recorded`. Of requests that wait, those of higher `priority` go first. `deadline` is
+        in seconds from now: a request that would miss it is refused early (`TooLate`), and one that
+        does ends with the text that it has. With `partial`, that will do: only what would have no
+        text at all is refused. The other arguments are those of `generate`.
         """
         template = dict(template_options or {})
         form = None
@@ -488,7 +495,26 @@ class Model:
                 completions.append(Failed([result] * request.sampling.n))
         if record:
             record_all(completions)
+        self._schedule(completions, priority, deadline, partial)
         return Jobs(self.driver, completions, several, raise_errors, traces)
+
+    def _schedule(
+        self,
+        requests: Sequence[RequestJobs],
+        priority: int,
+        deadline: float | None,
+        partial: bool,
+    ) -> None:
+        """Say when some requests go, and by when they must be over."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise BadOption(f"priority={priority!r} must be a whole number: higher goes first.")
+        due = None
+        if deadline is not None:
+            check_positive("deadline", deadline)
+            due = Due(float(deadline), self.host, partial)
+        for job in (job for request in requests for job in request.jobs):
+            job.ticket.priority = priority
+            job.ticket.due = due
 
     def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
         """How each prompt is to be decoded. The same arguments are checked once."""
@@ -503,6 +529,8 @@ class Model:
     ) -> DecodePlan:
         request = parse_request(method_for(self.family, method), draft, options)
         check_request(self, request)
+        if request.method.asks_costs:
+            _ = self.host  # it must be there when the engine finds out what forwards cost
         draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
         return DecodePlan(request, draft_model)
 
@@ -608,10 +636,14 @@ class Model:
         holes: Sequence[Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
-        yields the events of their traces. `record` is that of `submit`."""
+        yields the events of their traces. `record`, `priority`, `deadline` and `partial` are those
+        of `submit`."""
         check_infill(self, options)
         request, draft_model = self._plan(method, draft, **options)
         check_infill(self, vars(request.sampling))
@@ -630,6 +662,7 @@ class Model:
                 infillings.append(Failed([failed_infilling(error, promise)]))
         if record:
             record_all(infillings)
+        self._schedule(infillings, priority, deadline, partial)
         return Jobs(self.driver, infillings, several, raise_errors, traces)
 
     def infill_all(

@@ -111,7 +111,7 @@ class StepCosts:
         """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts so
         many tokens."""
         others = max(0, self.crowd.rows - mine)
-        judged = drafted > 0 or others > self.crowd.sequences - 1
+        judged = drafted > 0 or others > max(0, self.crowd.sequences - 1)
         return self._predict(others + 1 + drafted, judged)
 
     def beside(self) -> float:

@@ -26,6 +26,7 @@ from forerun.engine.host import Host
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch import Prefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
+from forerun.engine.schedule import Foresight, overdue, take_next
 from forerun.engine.ticket import Running, Ticket
 from forerun.errors import ForerunError, NotAble
 from forerun.probability.logits import edited_logits, own_logits
@@ -72,8 +73,10 @@ class Engine:
         self.free_lanes = list(range(lanes))
         self.clock = Clock()
         self.watch = StepWatch()
+        self.foresight = Foresight()
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
+        self._deadlines = 0  # requests that have one
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -89,6 +92,7 @@ class Engine:
 
     def submit(self, ticket: Ticket) -> Ticket:
         self.queue.append(ticket)
+        self._deadlines += ticket.due is not None
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -173,14 +177,37 @@ class Engine:
             else:
                 self._resume(one, value)
 
+    def _end_late(self) -> None:
+        """End those whose time is up, with what they have; refuse those who would be late."""
+        for ticket in overdue(one.ticket for one in self.running):
+            ticket.seq.finish_reason = "deadline"
+            self._cancel(ticket)
+        ahead = 0
+        for ticket in sorted(self.queue, key=lambda each: -each.priority):
+            waits = self.foresight.wait(ahead, self.lanes) if not self.free_lanes else 0.0
+            refusal = self.foresight.refusal(ticket, waits)
+            if refusal is not None:
+                self.queue.remove(ticket)
+                self._fail_ticket(ticket, refusal)
+            else:
+                ahead += 1
+
+    def _know_costs(self) -> None:
+        """Find out what forwards cost, in a lane that is free."""
+        for host in self.hosts:
+            host.know_costs(self.free_lanes[0])
+
     def _admit(self) -> None:
+        if self._deadlines:
+            self._end_late()
         while self.queue and self.free_lanes:
-            ticket = self.queue.popleft()
+            ticket = take_next(self.queue)
             ticket.started = time.perf_counter()
             try:
-                if ticket.asks_costs:
-                    for host in self.hosts:
-                        host.know_costs(self.free_lanes[0])
+                if ticket.asks_costs or ticket.due is not None:
+                    self._know_costs()
+                if refusal := self.foresight.refusal(ticket, 0.0):
+                    raise refusal
                 coroutine = ticket.start()
                 check_coroutine(coroutine)
             except Exception as error:
@@ -273,9 +300,10 @@ class Engine:
         ticket.seq.finish_reason = "error"
         self._end_ticket(ticket)
 
-    @staticmethod
-    def _end_ticket(ticket: Ticket) -> None:
+    def _end_ticket(self, ticket: Ticket) -> None:
         ticket.ended = time.perf_counter()
+        self._deadlines -= ticket.due is not None
+        self.foresight.ended(ticket)
         ticket.seq.logprobs.forget_answers()
         ticket.on_change()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.engine.schedule import Due
 from forerun.errors import NotAble
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import Continuation, Question
@@ -29,6 +30,9 @@ class Ticket:
     start: Callable[[], DecodingCoroutine]
     on_change: Callable[[], None] = do_nothing
     asks_costs: bool = False  # does its method ask what forwards cost?
+    priority: int = 0  # higher goes first
+    due: Due | None = None
+    ends_early: bool = True  # may its text end before all blanks are filled?
     error: Exception | None = None
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None

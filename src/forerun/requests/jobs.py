@@ -86,7 +86,12 @@ class Job:
         )
         if isinstance(history.constraint, OnCanvas) and not history.constraint.possible:
             self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
-        self.ticket = Ticket(self.seq, self._start, asks_costs=request.method.asks_costs)
+        self.ticket = Ticket(
+            self.seq,
+            self._start,
+            asks_costs=request.method.asks_costs,
+            ends_early=not sampling.ignore_eos or bool(sampling.stop or sampling.stop_token_ids),
+        )
 
     def _start(self) -> DecodingCoroutine:
         arguments = {} if self.drafter is None else {"drafter": self.drafter}

@@ -110,7 +110,8 @@ class Result:
 
     text: str
     token_ids: list[int]
-    finish_reason: str  # stop | length | unmet (a constraint, in max_tokens) | cancelled | error
+    # stop | length | unmet (a constraint, in max_tokens) | deadline | cancelled | error
+    finish_reason: str
     method: str
     model: str
     guarantee: str  # exact | approximate

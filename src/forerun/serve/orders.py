@@ -41,7 +41,10 @@ class How:
         check_options(method, draft, options, self.models.ids)
         if self.prediction is not None:
             options["prediction"] = self.prediction
-        return {"method": method.name, "draft": draft, **self.sampling, **options}
+        schedule: dict[str, Any] = {"priority": self.extension.priority}
+        if self.extension.deadline is not None:
+            schedule |= {"deadline": self.extension.deadline, "partial": True}
+        return {"method": method.name, "draft": draft, **schedule, **self.sampling, **options}
 
     def _method(self, model: Model) -> registry.Method:
         named = self.extension.method
