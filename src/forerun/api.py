@@ -449,7 +449,7 @@ class Model:
         record: bool = False,
         priority: int = 0,
         deadline: float | None = None,
-        partial: bool = False,
+        allow_partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
@@ -463,8 +463,8 @@ class Model:
         class. `record` keeps everything that a trace can show, laws and canvases too, as
         `Result.recorded`. Of requests that wait, those of higher `priority` go first. `deadline` is
         in seconds from now: a request that would miss it is refused early (`TooLate`), and one that
-        does ends with the text that it has. With `partial`, that will do: only what would have no
-        text at all is refused. The other arguments are those of `generate`.
+        does ends with the text that it has. With `allow_partial` that will do: only what would have
+        no text at all is refused. The other arguments are those of `generate`.
         """
         template = dict(template_options or {})
         form = None
@@ -495,7 +495,7 @@ class Model:
                 completions.append(Failed([result] * request.sampling.n))
         if record:
             record_all(completions)
-        self._schedule(completions, priority, deadline, partial)
+        self._schedule(completions, priority, deadline, allow_partial)
         return Jobs(self.driver, completions, several, raise_errors, traces)
 
     def _schedule(
@@ -503,7 +503,7 @@ class Model:
         requests: Sequence[RequestJobs],
         priority: int,
         deadline: float | None,
-        partial: bool,
+        allow_partial: bool,
     ) -> None:
         """Say when some requests go, and by when they must be over."""
         if not isinstance(priority, int) or isinstance(priority, bool):
@@ -511,7 +511,7 @@ class Model:
         due = None
         if deadline is not None:
             check_positive("deadline", deadline)
-            due = Due(float(deadline), self.host, partial)
+            due = Due(float(deadline), self.host, allow_partial)
         for job in (job for request in requests for job in request.jobs):
             job.ticket.priority = priority
             job.ticket.due = due
@@ -638,12 +638,12 @@ class Model:
         record: bool = False,
         priority: int = 0,
         deadline: float | None = None,
-        partial: bool = False,
+        allow_partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
-        yields the events of their traces. `record`, `priority`, `deadline` and `partial` are those
-        of `submit`."""
+        yields the events of their traces. `record`, `priority`, `deadline` and `allow_partial` are
+        those of `submit`."""
         check_infill(self, options)
         request, draft_model = self._plan(method, draft, **options)
         check_infill(self, vars(request.sampling))
@@ -662,7 +662,7 @@ class Model:
                 infillings.append(Failed([failed_infilling(error, promise)]))
         if record:
             record_all(infillings)
-        self._schedule(infillings, priority, deadline, partial)
+        self._schedule(infillings, priority, deadline, allow_partial)
         return Jobs(self.driver, infillings, several, raise_errors, traces)
 
     def infill_all(

@@ -53,10 +53,10 @@ def test_a_deadline_that_cannot_be_met_is_refused_in_one_line():
 
 def test_a_part_of_the_text_may_do():
     m = slow(0.5)
-    result = m.generate([1], max_tokens=8, ignore_eos=True, deadline=2, partial=True)
+    result = m.generate([1], max_tokens=8, ignore_eos=True, deadline=2, allow_partial=True)
     assert result.error is None
     with pytest.raises(TooLate):
-        m.generate([1], max_tokens=8, ignore_eos=True, deadline=0.2, partial=True)
+        m.generate([1], max_tokens=8, ignore_eos=True, deadline=0.2, allow_partial=True)
 
 
 def test_who_is_late_keeps_what_there_is(monkeypatch):

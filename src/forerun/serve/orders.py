@@ -43,7 +43,7 @@ class How:
             options["prediction"] = self.prediction
         schedule: dict[str, Any] = {"priority": self.extension.priority}
         if self.extension.deadline is not None:
-            schedule |= {"deadline": self.extension.deadline, "partial": True}
+            schedule |= {"deadline": self.extension.deadline, "allow_partial": True}
         return {"method": method.name, "draft": draft, **schedule, **self.sampling, **options}
 
     def _method(self, model: Model) -> registry.Method:
