@@ -30,6 +30,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import forerun
 from forerun.checkpoints import hub, resolve
+from forerun.checkpoints.tokenizers import load_tokenizer
 from forerun.engine.clock import Clock
 
 PROMPTS = [
@@ -201,7 +202,7 @@ def race_tiny(races: Races) -> None:
 
 def race_smollm(races: Races) -> None:
     source = resolve.find("smollm")
-    tokenizer = hub.load_tokenizer(source)
+    tokenizer = load_tokenizer(source)
     network = hub.load_weights(source, torch.device("cpu"), torch.float32)
     model = forerun.from_network(network, tokenizer, name="smollm", max_context=2048)
     prompts = [tokenizer(p).input_ids for p in PROMPTS]

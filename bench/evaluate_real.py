@@ -6,6 +6,8 @@
 Needs torch, transformers and NumPy only. What is in OUT already is not asked again, so a run that
 was cut short goes on where it was. `--seconds` bounds the whole run: each method of each task gets
 an equal share of what is left, and answers the first items first.
+`--grade-later` leaves out grading, where processes are slow to start: then
+`python bench/evaluate_real.py --out OUT --grade --task ... --data DATA` grades what is in OUT.
 `python bench/evaluate_real.py --out OUT --report docs/evaluation.md` writes the tables.
 """
 
@@ -20,10 +22,11 @@ from pathlib import Path
 
 import forerun
 from forerun.errors import ForerunError
+from forerun.evaluate.answers import AnswerFile
 from forerun.evaluate.asking import Style
 from forerun.evaluate.benchmarks.base import Benchmark, Data, Item, find_file
 from forerun.evaluate.benchmarks.catalogue import benchmark_named
-from forerun.evaluate.evaluation import Evaluation
+from forerun.evaluate.evaluation import Evaluation, Grader
 from forerun.evaluate.examiner import SandboxExaminer
 from forerun.evaluate.report import frontier, markdown, page
 from forerun.evaluate.summary import summarise_folder
@@ -39,6 +42,8 @@ def main() -> None:
     flags = parse(sys.argv[1:])
     if flags.model:
         run_all(flags)
+    if flags.grade:
+        grade_all(flags)
     write_summary(Path(flags.out))
     if flags.report:
         write_report(Path(flags.out), Path(flags.report))
@@ -68,6 +73,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help="for the whole run")
     parser.add_argument("--no-chat", action="store_true", help="use no chat template")
     parser.add_argument("--allow-code", action="store_true", help="even without isolation")
+    parser.add_argument("--grade-later", action="store_true", help="only write answers")
+    parser.add_argument("--grade", action="store_true", help="grade the answers that are there")
     parser.add_argument("--report", default=None, help="write the tables into this page")
     return parser.parse_args(words)
 
@@ -135,7 +142,19 @@ def evaluation_of(flags: argparse.Namespace, model: forerun.Model, task: Task) -
         Style(flags.temperature, flags.samples, flags.seed, not flags.no_chat, flags.max_tokens),
         SandboxExaminer(allow_code=flags.allow_code),
         shown=shown,
+        grade_later=flags.grade_later,
     )
+
+
+def grade_all(flags: argparse.Namespace) -> None:
+    """Grade every answer of these tasks in the folder that has no score yet."""
+    for word in flags.task:
+        benchmark, items, _ = read_task(word, flags)
+        grader = Grader(benchmark, SandboxExaminer(allow_code=flags.allow_code))
+        for path in sorted(Path(flags.out).glob(f"{benchmark.name}.*.jsonl")):
+            file = AnswerFile.read(path)
+            grader.grade(file, items)
+            say(f"{path.name}: {len(file.scores)} graded")
 
 
 def run_one(evaluation: Evaluation, word: str) -> None:

@@ -277,6 +277,7 @@ def report(tally: Tally, sizes: list[float], left: dict[str, float], took: float
             round(statistics.mean(sizes[:third])),
             round(statistics.mean(sizes[-third:])),
         ],
+        "memory_mib_by_minute": [round(max(sizes[i : i + 12])) for i in range(0, len(sizes), 12)],
         "left_over": left,
     }
 

@@ -82,8 +82,7 @@ def tokens_of(results):
 
 def ask(m, canvas, question):
     """One question about a canvas (None is a blank), from scratch."""
-    for memo in m.host.memos:
-        memo.forget()
+    m.host.forget()
     tokens = [BLANK if token is None else token for token in canvas]
     seq = m.canvas(tokens, Sampling(temperature=1.0))
     answer = []

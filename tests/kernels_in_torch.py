@@ -36,7 +36,9 @@ def attention(layer, q_THD, tiles, slots, scale):
             continue
         rows = slice(first, first + size)
         slot = torch.tensor([*range(near), *range(lo, far)], dtype=torch.long)
-        keys, values = (kept[layer][lane, slot] for kept in (slots.keys, slots.values))
+        table = slots.table
+        places = table.on_device[lane * table.per_lane + slot // table.size] + slot % table.size
+        keys, values = (kept[places] for kept in slots.flat(layer))
         fold = q_THD.shape[1] // keys.shape[1]
         sees = (slot < horizon[rows]) | ((row_lo[rows] <= slot) & (slot < row_hi[rows]))
         scores = torch.einsum("thd,shd->ths", q_THD[rows], keys.repeat_interleave(fold, 1)) * scale

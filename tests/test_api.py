@@ -427,6 +427,13 @@ class TestBadInput:
             lambda: tiny_model.generate("x", method="speculative"),
         )
 
+    def test_a_drafter_for_a_method_that_drafts_with_a_model(self, tiny_model):
+        self.refused(
+            BadOption,
+            ["draft='ngram'", "'specdiff'", "fills blanks"],
+            lambda: tiny_model.generate("x", method="specdiff", draft="ngram"),
+        )
+
     def test_a_draft_with_other_words_names_both(self, tiny_model):
         other = forerun.from_network(tiny.build("llama"), tiny.tokenizer(), name="other", lanes=1)
         names = [f"<{i}>" for i in range(other.vocab)]
@@ -621,3 +628,9 @@ def test_a_shorter_draft_context_bounds_the_request():
         )
         == 12
     )
+
+
+def test_a_draft_has_its_target_s_numbers_where_they_are_half():
+    m = forerun.load("tiny:llama", dtype="bfloat16", lanes=1)
+    assert m.draft_model("tiny:llama:1").backbone.dtype == torch.bfloat16
+    assert fresh().draft_model("tiny:llama:1").backbone.dtype == torch.float32

@@ -13,6 +13,7 @@ import numpy as np
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
 from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
@@ -24,11 +25,13 @@ from forerun.engine.engine import Engine, MakeSampler
 from forerun.engine.graphs import choose_kernels
 from forerun.engine.host import Host
 from forerun.engine.loop import Driver, EngineThread, InCaller
+from forerun.engine.pages import PAGE, pages_for
 from forerun.engine.schedule import Due
 from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.base import ChainScorer, Family, ModelHandle
+from forerun.families.causal import TreeScorer
 from forerun.options import Sampling, check_positive, check_whole
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
@@ -84,6 +87,7 @@ Messages = Sequence[Message]
 # What a checkpoint may recommend of how to sample.
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DEFAULT_LANES = 8
+SHARING_LANES = 64  # where lanes share memory: one that is empty costs nothing
 STEP = 256  # tokens; contexts that memory decides on are multiples of it
 # for models that know only distances, such as XLNet, unless max_context says otherwise
 DEFAULT_CONTEXT = 2048  # of a checkpoint that names none
@@ -93,10 +97,12 @@ UNBOUNDED_CONTEXT = 1024
 def load(  # noqa: PLR0913 - keywords of a public function
     model: str,
     *,
+    revision: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
     lanes: int | None = None,
     max_context: int | None = None,
+    memory: float | None = None,
     tensor_parallel: bool = False,
     graphs: bool | None = None,
     deterministic: bool | None = None,
@@ -104,14 +110,17 @@ def load(  # noqa: PLR0913 - keywords of a public function
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
 
-    'MODEL+FOLDER' adds the adapters that a training run with `lora:` left in FOLDER. `device`
-    is cuda where there is one, else cpu. `dtype` is float32 on a cpu and the checkpoint's own on
-    cuda. `lanes` is how many sequences are decoded at once; further requests wait. `max_context`
-    bounds prompt plus output; the default is what the model was made for and memory has room for.
-    `tensor_parallel` splits every layer over the processes that `torchrun` started, all of which
-    make the same requests. `graphs=False` captures no forward as a CUDA graph. `deterministic`
-    gives a text the same bits whatever is decoded beside it, and by whichever exact method: on a
-    GPU, for models of the Llama shape; there it is the default in half precision.
+    `revision` is a branch, a tag or a commit of a hub id; 'OWNER/NAME@REVISION' says the same
+    wherever a model is named. 'MODEL+FOLDER' adds the adapters that a training run with `lora:`
+    left in FOLDER. `device` is cuda where there is one, else cpu. `dtype` is float32 on a cpu and
+    the checkpoint's own on cuda. `lanes` is how many sequences are decoded at once; further
+    requests wait. `max_context` bounds prompt plus output; the default is what the model was made
+    for and memory has room for. `memory` is how many GiB of keys and values all lanes share: then
+    no lane reserves a whole context, there may be many, and what does not fit waits or is computed
+    again. `tensor_parallel` splits every layer over the processes that `torchrun` started, all of
+    which make the same requests. `graphs=False` captures no forward as a CUDA graph.
+    `deterministic` gives a text the same bits whatever is decoded beside it, and by whichever exact
+    method: on a GPU, for models of the Llama shape; there it is the default in half precision.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -122,18 +131,26 @@ def load(  # noqa: PLR0913 - keywords of a public function
     where = device_named(device)
     kind = dtype_named(dtype, where)
     loaded = resolve.load_network(
-        model, where, kind, max_context=max_context, tensor_parallel=tensor_parallel
+        model,
+        where,
+        kind,
+        max_context=max_context,
+        tensor_parallel=tensor_parallel,
+        revision=revision,
     )
+    if revision is not None:
+        model = f"{model}@{revision}"
     if isinstance(loaded, resolve.LoadedBackbone):
         choose_kernels(loaded.backbone, deterministic, model)
         parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
-        return Model(model, *parts, lanes=lanes, graphs=graphs)
+        return Model(model, *parts, lanes=lanes, graphs=graphs, memory=memory)
     made = from_network(
         loaded.network,
         loaded.tokenizer,
         name=model,
         lanes=lanes,
         max_context=max_context,
+        memory=memory,
         graphs=graphs,
         deterministic=deterministic,
     )
@@ -149,6 +166,7 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     name: str = "model",
     lanes: int | None = None,
     max_context: int | None = None,
+    memory: float | None = None,
     graphs: bool | None = None,
     deterministic: bool | None = None,
 ) -> Model:
@@ -162,9 +180,13 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
             f"made for."
         )
     context = max_context or (longest if longest > 0 else UNBOUNDED_CONTEXT)
-    vocab = min(config.vocab_size, len(tokenizer)) if tokenizer is not None else config.vocab_size
-    eos = hub.eos_ids(network, tokenizer)
     family = family_for(config)
+    check_fits(name, tokenizer, config.vocab_size)
+    vocab = config.vocab_size
+    if tokenizer is not None:  # an embedding may have more rows than there are tokens
+        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
+        vocab = min(vocab, named)
+    eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
         backbone = hub.backbone_of(network, vocab, context)
@@ -177,10 +199,21 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
         eos,
         lanes=lanes,
         graphs=graphs,
-        context=max_context or fitting(backbone, family, lanes or 1),
+        context=max_context or fitting(backbone, family, 1 if memory else lanes or 1, memory),
+        memory=memory,
     )
     made.generation_config = getattr(network, "generation_config", None)
     return made
+
+
+def _stop_tokens(network: Any, tokenizer: Any | None, family: Family) -> list[int]:
+    """What ends a text: as `generate` has it and the tokenizer says. Models that fill blanks were
+    published with samplers of their own, so there all files count."""
+    generation = getattr(network, "generation_config", None)
+    if not family.can(TreeScorer):
+        return stop_tokens(tokenizer, generation, network.config, turn_ends=True)
+    told = getattr(generation, "eos_token_id", None) is not None
+    return stop_tokens(tokenizer, generation if told else network.config)
 
 
 def longest_context(config: Any) -> int:
@@ -194,10 +227,12 @@ def longest_context(config: Any) -> int:
     return DEFAULT_CONTEXT
 
 
-def fitting(backbone: Backbone, family: Family, lanes: int) -> int:
+def fitting(backbone: Backbone, family: Family, lanes: int, memory: float | None = None) -> int:
     """The most context that a model was made for of which some lanes fit into memory."""
     # What fits now must still fit when the slots are made.
     room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)
+    if memory is not None:
+        room = memory * 2**30
     contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
     return next(
         (c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room),
@@ -231,6 +266,7 @@ class Model:
         graphs: bool | None = None,
         sampler: MakeSampler = Noise,
         threaded: bool = True,
+        memory: float | None = None,
     ):
         self.name = name
         self.family = family
@@ -239,7 +275,9 @@ class Model:
         self.context = context or backbone.context
         self.vocab = backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
-        self.engine = Engine(self._lanes(lanes), sampler, graphs)
+        slots = None if memory is None else self._slots(memory)
+        lanes = self._lanes(lanes) if slots is None else lanes or SHARING_LANES
+        self.engine = Engine(lanes, sampler, graphs, slots)
         self.driver: Driver = InCaller(self.engine)
         if threaded:
             self.driver = EngineThread(self.engine, backbone.device)
@@ -318,6 +356,21 @@ class Model:
                 )
         check_room(lanes, self.context, size, self.backbone.device)
         return lanes
+
+    def _slots(self, memory: float) -> int:
+        """How many slots so many GiB hold, for all lanes together."""
+        if not isinstance(memory, int | float) or not memory > 0:
+            raise BadOption(f"memory={memory!r} must be a number of GiB above 0.")
+        whole = pages_for(self.family.slots(self.context)) * PAGE
+        slots = int(memory * 2**30) // self.backbone.bytes_per_lane(1)
+        free = int(available_bytes(self.backbone.device) * FOR_SLOTS)
+        if slots < whole or memory * 2**30 > free:
+            least = self.backbone.bytes_per_lane(whole) / 2**30
+            raise NoRoom(
+                f"memory={memory}: one text of max_context={self.context} needs {least:.3g} GiB of "
+                f"keys and values, and {free / 2**30:.3g} are free on {self.backbone.device}."
+            )
+        return slots
 
     def generate(  # noqa: PLR0913 - keywords of a public function
         self,
@@ -836,13 +889,18 @@ class Model:
         family, backbone = translated(self, model)
         context = min(self.context, model.context)
         size = backbone.bytes_per_lane(family.slots(context))
-        check_room(self.engine.lanes, context, size, backbone.device)
+        if self.engine.slots is None:
+            check_room(self.engine.lanes, context, size, backbone.device)
         self._draft_hosts[model] = (family, self._add(family, backbone, context))
 
     def _loaded_draft(self, name: str) -> Model:
         if name not in self._draft_models:
             try:
-                self._draft_models[name] = load(name, device=str(self.backbone.device), lanes=1)
+                # A draft in float32 would cost more than the target that it drafts for.
+                numbers = self.backbone.dtype
+                dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
+                device = str(self.backbone.device)
+                self._draft_models[name] = load(name, device=device, dtype=dtype, lanes=1)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]

@@ -12,6 +12,7 @@ import forerun
 from bench import architectures
 from forerun.backbones import attention, interface, proof
 from forerun.checkpoints import hub
+from forerun.engine.pages import PAGE
 from forerun.errors import NotAble
 from tests.helpers import ROOT
 
@@ -167,7 +168,7 @@ def test_half_precision_alone_is_no_reason_to_refuse():
     network = architectures.build("deepseek_v3").to(torch.bfloat16)
     backbone = hub.backbone_of(network, architectures.VOCABULARY, 64)
     assert backbone.dtype == torch.bfloat16
-    assert backbone.make_slots(1, 4).keys[0].dtype == torch.bfloat16
+    assert backbone.make_slots(1, 4).flat(0)[0].dtype == torch.bfloat16
 
 
 def test_whatever_goes_wrong_in_the_proof_is_a_refusal_with_the_reason(monkeypatch):
@@ -220,6 +221,8 @@ def test_a_network_still_works_on_its_own(kind):
 def test_slots_are_as_large_as_each_layer_needs():
     backbone = hub.backbone_of(architectures.build("deepseek_v3"), architectures.VOCABULARY, 64)
     slots = backbone.make_slots(2, 10)
-    assert [tuple(keys.shape) for keys in slots.keys] == [(2, 10, 4, 16)] * 3
-    assert [tuple(values.shape) for values in slots.values] == [(2, 10, 4, 12)] * 3
+    kept = [slots.flat(layer) for layer in range(3)]
+    count = 2 * PAGE + 1  # a page for each lane, and the scratch slot
+    assert [tuple(keys.shape) for keys, _ in kept] == [(count, 4, 16)] * 3
+    assert [tuple(values.shape) for _, values in kept] == [(count, 4, 12)] * 3
     assert backbone.bytes_per_lane(10) == 3 * 10 * 4 * (16 + 12) * 4

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import forerun
 from forerun.backbones import lean
 from forerun.backbones.attention import LayerAttention, _side_by_side
-from forerun.backbones.kernels import attention, elementwise, matmul
+from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
 from forerun.engine import graphs
 from forerun.engine.cache import Slots, SlotShape
@@ -128,6 +128,42 @@ def test_fixed_products(bias, normed, gated, onto, rows, transposed, parts, monk
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
+def packed_matrix(kind, outputs, inputs):
+    g = torch.Generator().manual_seed(5)
+    if kind == "fp8":
+        return packed.packed_fp8(torch.randn(outputs, inputs, generator=g).to(DEVICE))
+    low, high = (-8, 8) if kind == "int4" else (-127, 128)
+    codes = torch.randint(low, high, (outputs, inputs), generator=g).to(torch.int8)
+    scales = torch.rand(outputs, inputs // 32 if kind == "int4" else 1, generator=g)
+    make = packed.packed_4 if kind == "int4" else packed.packed_8
+    return make(codes.to(DEVICE), scales.bfloat16().to(DEVICE), torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_a_packed_matrix_stands_for_a_plain_one_bit_for_bit(kind):
+    m = packed_matrix(kind, 80, 192)
+    assert m.shape == (192, 80) and m.nbytes < 80 * 192 * 1.1
+    plain = m.widened()
+    codes = m.codes
+    if kind == "int4":
+        codes = torch.stack([(codes >> 4 * i) & 15 for i in range(8)], -1).flatten(1) - 8
+    assert torch.equal(plain, codes.float() * m.scales_NG.float().repeat_interleave(m.group, 1))
+    for rows, gated in ((1, False), (5, True), (20, False)):
+        x = random(rows, 192)
+        for transposed in (False, True):
+            tiling = matmul.ProductTiling(16, 16, 64, 2, transposed)
+            found, wanted = (
+                matmul.fixed_product(x, matrix, tiling, gated=gated) for matrix in (m, plain)
+            )
+            assert torch.equal(found, wanted)
+    # many rows go by the plain matrix, few by codes: the same numbers
+    x = random(matmul.PACKED_ROWS + 1, 192)
+    wanted = x @ plain.T
+    for rows in (3, len(x)):
+        found = matmul.product(x[:rows], m, fixed=True)
+        torch.testing.assert_close(found, wanted[:rows], rtol=1e-4, atol=1e-3)
+
+
 def plans(rng, count):
     """Plans of every kind of row: causal text, tails, blocks that see themselves whole, queries
     that nobody sees."""
@@ -151,11 +187,14 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     slots = Slots(SlotShape(1, 4, 700, groups, dim), torch.float32, DEVICE)
     for seed, stored in enumerate(slots.flat(0)):
         stored.copy_(random(*stored.shape, seed=seed))
+    for place, page in enumerate(rng.permutation(slots.table.count)):  # pages lie anywhere
+        slots.table.set(*divmod(place, slots.table.per_lane), page)
+    slots.table.to_device()
     seen_splits = set()
     for count in (1, 3):
         batch = Batch(
             [(lane, *pair) for lane, pair in zip(rng.permutation(4), plans(rng, count))],
-            700,
+            slots.table,
             DEVICE,
         )
         q = random(len(batch.slots), heads, dim, seed=9)
@@ -182,6 +221,7 @@ def test_a_tile_loads_only_what_its_rows_see():
 
 COMPILE = """
 from itertools import product
+import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -200,7 +240,7 @@ attended |= dict(scale="fp32", spans=whole, tiles=whole)
 attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count", "splits"), "i32")
 joined = dict(shares=single, tops=single, masses=single, out=half)
 multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
-multiplied |= dict(partial_sums=single, arrivals="*i32")
+multiplied |= dict(scales=half, partial_sums=single, arrivals="*i32")
 multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
 JOBS = [
     (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
@@ -217,9 +257,18 @@ for kind, by_rows in matmul.TILINGS.items():
     for tiling in by_rows.values():
         fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
         fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
-        fixed |= dict(PARTS=3 if kind == "plain" else 1)
+        fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=16, GROUP=1)
         options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
         JOBS.append((matmul._product, multiplied, fixed, options))
+PACKED = [(4, 32, "*i32", half), (8, 64, "*i8", single), (8, 64, "*fp8e4nv", single)]
+for kind, (bits, group, codes, scales) in product(matmul.TILINGS, PACKED):
+    tiling = matmul.packed_tiling(kind, 16, torch.bfloat16)
+    fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
+    fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
+    fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=bits, GROUP=group)
+    options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
+    types = multiplied | dict(weight=codes, scales=scales)
+    JOBS.append((matmul._product, types, fixed, options))
 EVEN = {"K", "N", "part", "size", "lane_stride", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
@@ -250,7 +299,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 2 * (6 + sum(map(len, matmul.TILINGS.values())))
+    assert len(lines) == 2 * (6 + 9 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         assert (ahead, matrix) == (
@@ -326,7 +375,9 @@ def test_a_replay_keeps_nothing_of_the_one_before():
             Causal.after(np.arange(n, dtype=np.int32) + 9 * i + n, [()])
             for i, n in enumerate(lengths)
         ]
-        return Batch([(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.room, DEVICE)
+        return Batch(
+            [(3 - lane, plan, 0) for lane, plan in enumerate(plans)], m.host.slots.table, DEVICE
+        )
 
     for lengths in ((3, 3, 3, 3), (3, 3, 3, 3), (4, 4, 3), (1, 4, 1, 4), (4, 4, 4)):
         torch.testing.assert_close(
@@ -409,7 +460,7 @@ def test_old_captures_make_room(monkeypatch):
         for rows in sizes:
             plan = Causal.after(np.arange(rows, dtype=np.int32), [()])
             for _ in range(2):
-                m.host.runner.forward(Batch([(0, plan, 0)], m.host.room, DEVICE))
+                m.host.runner.forward(Batch([(0, plan, 0)], m.host.slots.table, DEVICE))
         return [size.rows for size in m.host.runner.captured]
 
     assert twice(1, 3, 9, 1) == [16, 1]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import forerun
 from forerun.checkpoints import resolve, tiny
-from forerun.errors import BadCheckpoint, NotAble
+from forerun.errors import BadCheckpoint, BadOption, NotAble
 from tests.helpers import ARCHITECTURES, PROMPTS, network
 
 gguf = pytest.importorskip("gguf") if find_spec("gguf") else None
@@ -135,12 +135,16 @@ def test_code_for_a_config_never_runs(with_code):
     assert not (with_code / "it ran").exists()
 
 
-def test_code_for_a_tokenizer_never_runs(with_code):
+def test_code_for_a_tokenizer_never_runs_and_its_files_are_read_instead(with_code):
     auto_map = {"AutoTokenizer": ["own.OwnTokenizer", None]}
     rewrite_json(
         with_code / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=auto_map
     )
-    with pytest.raises(BadCheckpoint, match="never runs code"):
+    model = forerun.load(str(with_code), lanes=1)
+    assert model.encode("hi!") == tiny.tokenizer()("hi!").input_ids
+    assert model.decode(model.encode("hi!")) == "hi!"
+    (with_code / "tokenizer.json").unlink()
+    with pytest.raises(BadCheckpoint, match=r"Python code .OwnTokenizer. without a tokenizer.json"):
         forerun.load(str(with_code))
     assert not (with_code / "it ran").exists()
 
@@ -271,7 +275,7 @@ class TestWithoutAHub:
         assert len(tries) == 1, "the hub is tried once"
 
     def test_what_the_cache_has_is_read_from_the_cache_alone(self, monkeypatch):
-        monkeypatch.setattr("forerun.checkpoints.offline._is_cached", lambda name: True)
+        monkeypatch.setattr("forerun.checkpoints.offline._is_cached", lambda *_: True)
         found = resolve.find("owner/name")
         assert found.only_cached and found.arguments["local_files_only"]
 
@@ -285,3 +289,103 @@ def test_a_gguf_file_that_is_not_there_is_named():
     for name in ("x.gguf", "folder/x.gguf"):
         with pytest.raises(BadCheckpoint, match=r"no such \.gguf file"):
             forerun.load(name)
+
+
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(saved):
+    class Trap:
+        def __reduce__(self):
+            return (saved.joinpath("it ran").touch, ())
+
+    weights = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    torch.save({**weights, "trap": Trap()}, saved / "pytorch_model.bin")
+    with pytest.raises(BadCheckpoint, match="pickle with Python objects") as caught:
+        forerun.load(str(saved))
+    assert "\n" not in str(caught.value) and not (saved / "it ran").exists()
+    torch.save(weights, saved / "pytorch_model.bin")
+    assert forerun.load(str(saved), lanes=1).generate([1, 2], max_tokens=2)
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(saved):
+    weights = load_file(saved / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"layers\.1\.mlp\.up_proj\.weight.*not finite"):
+        forerun.load(str(saved))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(saved):
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_tokens(["<|more|>"])
+    tokenizer.save_pretrained(saved)
+    with pytest.raises(BadCheckpoint, match=r"has 258 tokens .* and its embedding 257"):
+        forerun.load(str(saved))
+    with pytest.raises(BadCheckpoint, match=r"the last is '<.more.>'"):
+        forerun.from_network(tiny.build("llama"), tokenizer, max_context=64)
+
+
+def test_a_text_ends_where_the_tokenizer_or_the_generation_config_says(saved):
+    tokenizer = tiny.tokenizer()
+    assert forerun.load(str(saved), lanes=1).eos == {tiny.VOCAB - 1}
+    (saved / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert forerun.load(str(saved), lanes=1).eos == {5, 6, tokenizer.eos_token_id}
+
+
+class TestRevisions:
+    """A repository in the hub's cache, with a branch beside the main one, and no hub."""
+
+    @pytest.fixture(autouse=True)
+    def cached(self, tmp_path, monkeypatch):
+        repository = tmp_path / "models--owner--name"
+        for seed, (branch, commit) in enumerate([("main", "a" * 40), ("code", "b" * 40)]):
+            snapshot = repository / "snapshots" / commit
+            tiny.build("llama", seed).save_pretrained(snapshot)
+            tiny.tokenizer().save_pretrained(snapshot)
+            (repository / "refs").mkdir(exist_ok=True)
+            (repository / "refs" / branch).write_text(commit)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def test_a_name_or_an_argument_says_which(self):
+        main, code, same = (
+            forerun.load(name, lanes=1, max_context=64, **how)
+            for name, how in [
+                ("owner/name", {}),
+                ("owner/name@code", {}),
+                ("owner/name", {"revision": "code"}),
+            ]
+        )
+        written = [m.generate([5, 6, 7], max_tokens=12).token_ids for m in (main, code, same)]
+        assert written[1] == written[2] != written[0]
+        assert same.name == "owner/name@code"
+        expected = forerun.load("tiny:llama:1", lanes=1).generate([5, 6, 7], max_tokens=12)
+        assert written[1] == expected.token_ids
+
+    def test_one_that_is_not_there_is_named(self):
+        with pytest.raises(
+            BadCheckpoint, match=r"no revision 'nlp' of 'owner/name' .it has code, m"
+        ):
+            forerun.load("owner/name@nlp")
+
+    def test_only_a_hub_has_them(self, saved):
+        with pytest.raises(BadCheckpoint, match="has no revisions"):
+            forerun.load(f"{saved}@main")
+        for name in (str(saved), "tiny", "zoo:ar"):
+            with pytest.raises(BadOption, match="revision='main'"):
+                forerun.load(name, revision="main")
+        with pytest.raises(BadOption, match="names a revision"):
+            forerun.load("owner/name@code", revision="main")
+        with pytest.raises(BadOption, match="must be a branch"):
+            forerun.load("owner/name", revision="")
+
+
+def test_a_revision_that_the_hub_does_not_know_is_one_line(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("nowhere is not a valid git identifier (branch name, tag name)\nfor this")
+
+    monkeypatch.setattr("forerun.checkpoints.offline._why_unreachable", lambda: None)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", refuse)
+    monkeypatch.setattr("transformers.utils.cached_file", refuse)
+    with pytest.raises(BadCheckpoint, match="'owner/name' has no revision 'nowhere'") as caught:
+        forerun.load("owner/name@nowhere")
+    assert "\n" not in str(caught.value)

@@ -316,6 +316,11 @@ class World:
             job.ticket.start = functools.partial(bad, job.seq, self.model.handle())
         self.spoilt.append(jobs)
 
+    def check_pages(self) -> None:
+        """Every page is counted as often as lanes have it."""
+        for host in self.engine.hosts:
+            host.pool.check([memo.pages for memo in host.memos])
+
     def end(self) -> None:
         """Serve all who are left; nothing may stay behind."""
         while self.engine.busy:
@@ -323,6 +328,7 @@ class World:
         self.compare_finished()
         assert not self.open, "a request never ended"
         assert all(_over(jobs) for jobs in self.spoilt)
+        self.check_pages()
         TALLY.lanes_leaked += LANES - len(self.engine.free_lanes)
         assert self.engine.free_lanes == list(range(LANES)), "a lane was not given back"
 
@@ -331,6 +337,11 @@ class World:
 def _model(kind: str) -> Any:
     """One engine for all lives of a kind: what one leaves behind is the next one's past."""
     m = fresh(kind, torch.float64, lanes=LANES)
+    m.engine.page = 8
+    # So few that pages run out, and sequences are computed again.
+    m.engine.slots = 88 if kind in ("llama", "gpt2") else 200
+    m.engine.chunk = 5
+    m.host.pool.copies = kind in ("gpt2", "masked-shifted")  # the others hold pages together
     backbone = m.backbone
     kind_of = type(backbone)
 
@@ -338,13 +349,13 @@ def _model(kind: str) -> Any:
         def forward(self, batch: Any, slots: Any) -> Any:
             logits = super().forward(batch, slots)
             at = 0
-            for segment in batch.segments:
+            for i, segment in enumerate(batch.segments):
                 reads = sum(map(len, segment.plan.reads))
                 if segment.plan.rows[0, :3].tolist() == POISON:
                     logits[at : at + reads] = math.nan
-                    for keys, values in zip(slots.keys, slots.values):
-                        keys[segment.lane, : segment.end] = math.nan
-                        values[segment.lane, : segment.end] = math.nan
+                    for layer in range(self.layers):
+                        for kept in slots.flat(layer):
+                            kept[batch.span(i)] = math.nan
                 at += reads
             return logits
 

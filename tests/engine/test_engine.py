@@ -14,6 +14,7 @@ from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
 from forerun.engine.host import Work
 from forerun.engine.pack import Batch, _any_bounds, _plain_bounds, make_tiles, stack
+from forerun.engine.pages import PAGE
 from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
@@ -438,8 +439,9 @@ def test_ten_thousand_requests_leave_memory_where_it_was():
 def test_a_lane_takes_the_memory_that_it_says():
     m = fresh(lanes=1)
     slots = m.backbone.make_slots(3, 40)
-    tensors = [*slots.keys, *slots.values]
-    assert m.backbone.bytes_per_lane(40) * 3 == sum(t.numel() * t.element_size() for t in tensors)
+    kept = [tensor[:-1] for layer in range(m.backbone.layers) for tensor in slots.flat(layer)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in kept)
+    assert m.backbone.bytes_per_lane(3 * PAGE) == size  # 40 slots are a page
 
 
 def test_what_is_cancelled_says_so_and_what_had_ended_keeps_its_reason():

@@ -174,12 +174,12 @@ def test_a_left_to_right_draft_has_nothing_to_say_of_a_leading_hole(how):
 
 
 @torch.inference_mode()
-def poisoned(m, lane=0):
+def poisoned(m):
     """Slots as a request leaves them whose forwards were no numbers."""
-    for keys, values in zip(m.host.slots.keys, m.host.slots.values):
-        keys[lane] = torch.nan
-        values[lane] = torch.nan
-    m.host.memos[lane].forget()
+    for layer in range(m.backbone.layers):
+        for kept in m.host.slots.flat(layer):
+            kept[:] = torch.nan
+    m.host.forget()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "masked", "block", "any-subset", "xlnet"])
@@ -191,8 +191,7 @@ def test_what_an_earlier_request_left_in_the_slots_reaches_nobody(kind):
     else:
         ask = lambda: m.generate([PROMPTS[0], PROMPTS[2]], **how)[1].token_ids
     expected = ask()
-    poisoned(m, 0)
-    poisoned(m, 1)
+    poisoned(m)
     assert ask() == expected
 
 
@@ -200,8 +199,7 @@ def test_side_by_side_attention_does_not_multiply_what_nobody_sees(monkeypatch):
     m = fresh(lanes=2)
     expected = [r.token_ids for r in m.generate(PROMPTS[1:3], max_tokens=4, ignore_eos=True)]
     monkeypatch.setattr(attention, "_one_by_one", attention._side_by_side)
-    poisoned(m, 0)
-    poisoned(m, 1)
+    poisoned(m)
     found = m.generate(PROMPTS[1:3], max_tokens=4, ignore_eos=True)
     assert [r.token_ids for r in found] == expected
 

@@ -70,6 +70,10 @@ class Life(RuleBasedStateMachine):
         lanes = sorted([*engine.free_lanes, *(one.lane for one in engine.running)])
         assert lanes == list(range(engine.lanes))
 
+    @invariant()
+    def every_page_is_counted(self):
+        self.world.check_pages()
+
     def teardown(self):
         self.world.end()
 

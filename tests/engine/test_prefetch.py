@@ -324,8 +324,7 @@ def test_slots_that_guesses_were_written_to_in_vain_are_not_believed(chains):
         again = [*PROMPTS[0], *known, *last[0].drafted]
         asked = dict(method="ar", max_tokens=3, ignore_eos=True, logprobs=1)
         after = m.generate(again, **asked).logprobs
-        for memo in m.host.memos:
-            memo.forget()
+        m.host.forget()
         whole = m.generate(again, **asked).logprobs
         assert [round(one["logprob"], 4) for one in after] == [
             round(one["logprob"], 4) for one in whole

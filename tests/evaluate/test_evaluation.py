@@ -18,7 +18,8 @@ from forerun.evaluate.answers import AnswerFile
 from forerun.evaluate.asking import Style
 from forerun.evaluate.benchmarks.base import Benchmark, Fill, Item, Write, user
 from forerun.evaluate.benchmarks.catalogue import BENCHMARKS, benchmark_named
-from forerun.evaluate.evaluation import Evaluation, weights_stamp
+from forerun.evaluate.evaluation import Evaluation, Grader, weights_stamp
+from forerun.evaluate.examiner import SandboxExaminer
 from forerun.evaluate.report import frontier, markdown, page
 from forerun.evaluate.summary import summarise, summarise_folder
 from forerun.evaluate.tasks import MethodChoice
@@ -130,6 +131,13 @@ class TestResuming:
         asked = [line["item"] for line in lines(tmp_path)]
         assert asked[:6] != [] and sorted(asked) == sorted(map(str, range(9)))
         assert len({line["session"] for line in lines(tmp_path)}) == 2
+
+    def test_answers_can_be_graded_later(self, tmp_path):
+        [file] = evaluation(tmp_path, grade_later=True).run(choices("ar"))
+        assert len(file.records) == 6 and not file.scores
+        again = AnswerFile.read(file.file)
+        Grader(LENGTHS, SandboxExaminer()).grade(again, items())
+        assert len(AnswerFile.read(file.file).scores) == 6 and lines(tmp_path, "grade")
 
     def test_another_setting_is_another_file(self, tmp_path):
         evaluation(tmp_path).run(choices("ar"))

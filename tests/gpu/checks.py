@@ -150,6 +150,43 @@ def gaps_explain_differences(name: str, method: str, dtype: str) -> None:
             )
 
 
+PAGED = {
+    "zoo:ar": {
+        "ar": {},
+        "jacobi": {"block": 5},
+        "lookahead": {"window": 4},
+        "speculative": {"k": 4, "draft": "zoo:ar"},
+    },
+    "zoo:block": {"s2d2-exact": {"k": 4}},
+}
+PAGE_CASES = [
+    (name, method, dtype)
+    for name, methods in PAGED.items()
+    for method in methods
+    for dtype in ("bfloat16", "float32")
+]
+
+
+def same_tokens_in_few_pages(name: str, method: str, dtype: str) -> None:
+    """Bits do not hang on pages: texts with a common beginning, in so little memory that
+    sequences wait and are computed again, with prompts in chunks, are those of lanes that have a
+    whole context each."""
+    how = dict(device="cuda", dtype=dtype, lanes=6, max_context=704, deterministic=True)
+    options = dict(PAGED[name][method], method=method, max_tokens=100, ignore_eos=True)
+    prompts = [[*LONG[0][:130], *prompt] for prompt in PROMPTS] + LONG
+    roomy = forerun.load(name, **how)
+    expected = [roomy.generate(prompt, **options).token_ids for prompt in prompts]
+    lane = roomy.backbone.bytes_per_lane(roomy.family.slots(704)) / 2**30
+    tight = forerun.load(name, **how, memory=1.1 * lane)
+    tight.engine.chunk = 32
+    found = tokens_of(tight.generate(prompts, **options))
+    stats = tight.host.pool.stats
+    assert found == expected, f"{name} {method} {dtype}: texts differ, {stats}"
+    assert stats.found_rows, "nothing was shared"
+    host = tight.host
+    host.pool.check([memo.pages for memo in host.memos])
+
+
 GAP_CASES = [
     (name, method, dtype)
     for name, method in (
@@ -179,6 +216,7 @@ def check(job: tuple) -> str | None:
 def main() -> None:
     start = time.perf_counter()
     jobs = [(gaps_explain_differences, case) for case in GAP_CASES]
+    jobs += [(same_tokens_in_few_pages, case) for case in PAGE_CASES]
     same = [(same_tokens_on_cuda, case) for case in CASES] + [
         (same_holes_on_cuda, case) for case in HOLE_CASES
     ]

@@ -6,8 +6,10 @@ from tests.gpu.checks import (
     CASES,
     GAP_CASES,
     HOLE_CASES,
+    PAGE_CASES,
     gaps_explain_differences,
     same_holes_on_cuda,
+    same_tokens_in_few_pages,
     same_tokens_on_cuda,
 )
 
@@ -25,6 +27,12 @@ def test_cuda_gives_the_tokens_of_the_cpu(case):
 @pytest.mark.parametrize("case", HOLE_CASES, ids="-".join)
 def test_cuda_fills_holes_as_the_cpu_does(case):
     same_holes_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", PAGE_CASES, ids="-".join)
+def test_bits_do_not_hang_on_pages(case):
+    same_tokens_in_few_pages(*case)
 
 
 @needs_cuda

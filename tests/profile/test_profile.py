@@ -31,7 +31,7 @@ SLOW_MEMORY = Ceilings(bytes_per_second=1.0, flops_per_second=1e30)
 def test_a_floor_is_the_larger_of_reading_and_arithmetic():
     m = random_model("zoo", CPU, torch.float32, lanes=2, context=64)
     plan = Plan(causal_rows(np.arange(20)), [np.arange(16, 20)], 20)
-    batch = Batch([(lane, plan, 16) for lane in range(2)], m.host.room, CPU)
+    batch = Batch([(lane, plan, 16) for lane in range(2)], m.host.slots.table, CPU)
     weights = m.backbone.cost  # tied: the embedding is read whole, as the output's matrix
     kept = 2 * 20 * m.backbone.bytes_per_lane(1)
     slow_memory = floor_of(m.backbone, batch, SLOW_MEMORY)
@@ -45,7 +45,7 @@ def test_a_floor_is_the_larger_of_reading_and_arithmetic():
 def test_an_embedding_of_its_own_is_looked_up_and_not_read():
     m = fresh(tie_word_embeddings=False)
     plan = Plan(causal_rows(np.arange(4)), [np.arange(3, 4)], 4)
-    batch = Batch([(0, plan, 3)], m.host.room, CPU)
+    batch = Batch([(0, plan, 3)], m.host.slots.table, CPU)
     seconds = floor_of(m.backbone, batch, SLOW_MEMORY)
     assert seconds == pytest.approx(
         4 * (m.backbone.cost - m.backbone.embed.numel()) + 4 * m.backbone.bytes_per_lane(1)

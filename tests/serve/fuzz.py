@@ -1,15 +1,29 @@
 """Requests that nobody would send, by the thousand: none may be answered with a 500.
 
-`python -m tests.serve.fuzz --count 10000` asks a server of tiny models in this process.
+`python -m tests.serve.fuzz --count 10000` asks a server of tiny models in this process. A request
+that is not answered in time ends the run, with the request, what the server was doing and where
+every thread and task stood.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import faulthandler
+import heapq
+import io
 import json
+import os
 import random
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as NotInTime
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 from forerun import registry
 from forerun.serve import wire
@@ -158,46 +172,128 @@ def content_of(draw: random.Random, path: str) -> bytes:
     return content
 
 
-def fuzz(count: int, seed: int = 0) -> tuple[Counter, list]:
-    """How often each status came, and what was answered with a 500."""
+@dataclass
+class Found:
+    """What came of many requests."""
+
+    statuses: Counter = field(default_factory=Counter)  # how often each came
+    failures: list = field(default_factory=list)  # what was answered with a 500
+    slowest: list = field(default_factory=list)  # (seconds, path, content), the longest first
+
+
+class Stuck(AssertionError):
+    """A request was not answered in time."""
+
+
+def complain(told: str) -> NoReturn:
+    raise Stuck(told)
+
+
+def fuzz(
+    count: int,
+    seed: int = 0,
+    patience: float = 60.0,
+    when_stuck: Callable[[str], NoReturn] = complain,
+) -> Found:
+    """Send requests, one after the other. Each has `patience` seconds."""
     draw = random.Random(seed)
-    statuses: Counter = Counter()
-    failures = []
-    headers = {"content-type": "application/json"}
+    found = Found()
     with in_process(max_sequences=6) as caller:
-        for _ in range(count):
+        for number in range(count):
             path = draw.choice(list(ROUTES))
             content = content_of(draw, path)
-            r = caller.request("POST", path, content=content, headers=headers)
-            statuses[r.status_code] += 1
-            if r.status_code >= 500 and r.status_code != 504:
-                failures.append((path, content, r.text))
-            elif r.status_code >= 400:
-                assert r.json()["error"].keys() == {"message", "type", "param", "code"}
-            elif b'"code":"internal_error"' in r.content:
-                failures.append((path, content, r.text[-400:]))
+            began = time.monotonic()
+            try:
+                r = answered(caller, path, content, patience)
+            except NotInTime:
+                when_stuck(f"request {number}: {path} {content!r}\n{diagnosis(caller)}")
+            took = time.monotonic() - began
+            found.slowest = heapq.nlargest(5, [*found.slowest, (took, number, path, content)])
+            judge(found, r, path, content)
         assert not caller.server.decodings.running
         for served in caller.server.models:
-            if served.model is not None:
-                deadline = time.monotonic() + 10
-                while served.model.engine.busy and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                free = len(served.model.engine.free_lanes)
-                assert (served.gate.inside, free) == (0, served.model.lanes)
-    return statuses, failures
+            check_free(served)
+    return found
+
+
+def answered(caller, path: str, content: bytes, patience: float):
+    sent = {"content": content, "headers": {"content-type": "application/json"}}
+    asking = caller.portal.start_task_soon(caller._request, "POST", path, sent)
+    return asking.result(patience)
+
+
+def judge(found: Found, r, path: str, content: bytes) -> None:
+    found.statuses[r.status_code] += 1
+    if r.status_code >= 500 and r.status_code != 504:
+        found.failures.append((path, content, r.text))
+    elif r.status_code >= 400:
+        assert r.json()["error"].keys() == {"message", "type", "param", "code"}
+    elif b'"code":"internal_error"' in r.content:
+        found.failures.append((path, content, r.text[-400:]))
+
+
+def check_free(served) -> None:
+    """Nothing is left in a model's engine, and nobody waits at its gate."""
+    if served.model is None:
+        return
+    deadline = time.monotonic() + 10
+    while served.model.engine.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    free = len(served.model.engine.free_lanes)
+    assert (served.gate.inside, free) == (0, served.model.lanes)
+
+
+def diagnosis(caller) -> str:
+    """What a server was doing when it did not answer: its requests, lanes, tasks and threads."""
+    told = io.StringIO()
+    for decoding in list(caller.server.decodings.running):
+        tokens = decoding.jobs.tokens
+        print(f"running: {decoding.id} on {decoding.served.id}, {tokens} tokens", file=told)
+    for served in caller.server.models:
+        gate = served.gate
+        lanes = "not loaded"
+        if served.model is not None:
+            engine = served.model.engine
+            free = len(engine.free_lanes)
+            lanes = f"{free} of {served.model.lanes} lanes free, {len(engine.queue)} queued"
+        print(f"{served.id}: {gate.inside} inside, {len(gate.waiting)} waiting; {lanes}", file=told)
+    noted = threading.Event()
+
+    async def tasks() -> None:
+        for task in asyncio.all_tasks():
+            task.print_stack(limit=12, file=told)
+        noted.set()
+
+    caller.portal.start_task_soon(tasks)
+    print("the event loop", "turns" if noted.wait(5) else "stands still", file=told)
+    with tempfile.TemporaryFile("w+") as stacks:  # of all threads, also of those that hold locks
+        faulthandler.dump_traceback(stacks)
+        stacks.seek(0)
+        told.write(stacks.read())
+    return told.getvalue()
+
+
+def end_at_once(told: str) -> NoReturn:
+    """A server that does not answer may not let itself be closed either."""
+    print(told, file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds for each request")
     flags = parser.parse_args()
     began = time.monotonic()
-    statuses, failures = fuzz(flags.count, flags.seed)
-    print(f"{flags.count} requests in {time.monotonic() - began:.0f} s: {dict(statuses)}")
-    for path, content, text in failures[:10]:
+    found = fuzz(flags.count, flags.seed, flags.patience, end_at_once)
+    took = time.monotonic() - began
+    print(f"{flags.count} requests in {took:.0f} s: {dict(sorted(found.statuses.items()))}")
+    for seconds, _, path, content in found.slowest[:3]:
+        print(f"{seconds:.1f} s: {path} {content.decode(errors='replace')[:200]}")
+    for path, content, text in found.failures[:10]:
         print(path, content.decode(errors="replace")[:600], "->", text[:300])
-    raise SystemExit(bool(failures))
+    raise SystemExit(bool(found.failures))
 
 
 if __name__ == "__main__":

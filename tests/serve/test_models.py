@@ -145,6 +145,9 @@ def test_the_servers_draft_is_loaded_once_and_its_path_is_told_to_nobody():
             r = server.post("/v1/completions", body).json()
             assert r["forerun"]["draft_forwards"] > 0
         wrong = server.post("/v1/completions", {**body, "forerun": {"method": "specdiff"}})
+        asked = {"method": "specdiff", "draft": "ngram"}
+        refused = server.post("/v1/completions", {**body, "forerun": asked})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "draft"
     assert loads == ["chat", "/home/me/draft"]
     assert wrong.status_code == 400 and "/home" not in wrong.text
 

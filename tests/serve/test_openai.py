@@ -228,7 +228,7 @@ def test_a_trace_is_kept_for_who_asked(client):
         client.get("/traces/cmpl-nothing", cast_to=object)
 
 
-def test_a_trace_can_be_streamed_between_the_pieces(client):
+def test_a_trace_that_is_streamed_between_the_pieces_is_the_one_that_is_kept(client):
     body = {"forerun": {"trace": "stream"}}
     how = dict(model="masked", prompt="ab", max_tokens=6, temperature=0, extra_body=body)
     events = []
@@ -236,10 +236,13 @@ def test_a_trace_can_be_streamed_between_the_pieces(client):
     for chunk in client.completions.create(**how, stream=True):
         if chunk.choices:
             text += chunk.choices[0].text
+            about = getattr(chunk, "forerun", None)
         else:
             events.append(chunk.forerun["event"])
     assert sorted(p for event in events for p in event["positions"]) == list(range(2, 8))
     assert text == alone("masked", "ab", max_tokens=6).text
+    assert {(event["kind"], event["request"]) for event in events} == {("commit", 0)}
+    assert client.get(about["trace"].removeprefix("/v1"), cast_to=object)["events"] == events
 
 
 def test_a_response_is_one_answer_with_its_events(client):

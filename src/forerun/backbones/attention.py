@@ -29,14 +29,6 @@ class LayerAttention:
     softcap: float | None = None  # scores are bent so that none exceeds it
     sinks_H: Tensor | None = None  # a score of each head that takes weight from all slots
 
-    @property
-    def keys(self) -> Tensor:
-        return self.slots.keys[self.layer]
-
-    @property
-    def values(self) -> Tensor:
-        return self.slots.values[self.layer]
-
 
 def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) -> Tensor:
     """Write keys and values to their slots, then attend: [T, H * D]."""
@@ -55,23 +47,24 @@ def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) ->
 def _one_by_one(q_THD: Tensor, call: LayerAttention) -> Tensor:
     """Each sequence against its own slots: no padding, and no mask where every row sees all."""
     outputs = []
+    keys, values = call.slots.flat(call.layer)
     for i, s in enumerate(call.batch.segments):
         q_BTHD = q_THD[None, s.offset : s.offset + s.rows]
-        keys = call.keys[s.lane, None, : s.end]
-        values = call.values[s.lane, None, : s.end]
+        span = call.batch.span(i)
         bias = call.batch.attention_bias(i, call.window, q_THD.dtype)
-        outputs.append(_product(q_BTHD, keys, values, bias, call)[0])
+        outputs.append(_product(q_BTHD, keys[span][None], values[span][None], bias, call)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _side_by_side(q_THD: Tensor, call: LayerAttention) -> Tensor:
     """All sequences in one call, padded to the longest, with a mask from the five integers."""
     padded = call.batch.padded(call.window)
+    keys, values = call.slots.flat(call.layer)
     unseen_BS11 = padded.unseen_BS[:, :, None, None]  # what others left there may be no number
     out_BTE = _product(
         q_THD[padded.gather_BT],
-        call.keys[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
-        call.values[padded.lanes, : padded.slots].masked_fill(unseen_BS11, 0),
+        keys[padded.places_BS].masked_fill(unseen_BS11, 0),
+        values[padded.places_BS].masked_fill(unseen_BS11, 0),
         padded.mask_BTS[:, None, None],
         call,
     )

@@ -19,6 +19,7 @@ from forerun.backbones.rotary import begins_anew, replace_changing, trained_cont
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import LayerSize, Slots, SlotShape
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PageShape
 from forerun.errors import NotAble
 
 if TYPE_CHECKING:
@@ -147,10 +148,9 @@ class LibraryBackbone(SlottedBackbone):
         )
         return per_slot * context * self.dtype.itemsize
 
-    def make_slots(self, lanes: int, context: int) -> Slots:
-        shape = SlotShape(
-            self.layers, lanes, context, self.key_heads, self.head_dim, self.layer_sizes()
-        )
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
+        heads = (self.key_heads, self.head_dim)
+        shape = SlotShape(self.layers, lanes, context, *heads, self.layer_sizes(), pages)
         return Slots(shape, self.dtype, self.device)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:

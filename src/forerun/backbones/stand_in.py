@@ -46,7 +46,8 @@ class SlotCache(Cache):
         batch, slots = self.attention.running
         layer = self.attention.next_layer()
         slots.write(layer, batch.slots_T, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return _gathered(slots.keys[layer], batch), _gathered(slots.values[layer], batch)
+        keys, values = slots.flat(layer)
+        return _gathered(keys, batch), _gathered(values, batch)
 
     # The library makes masks and biases for these sizes, which are replaced.
     def get_seq_length(self, *_: object, **__: object) -> int:
@@ -69,7 +70,7 @@ class SlotCache(Cache):
 def _gathered(stored: Tensor, batch: Batch) -> Tensor:
     """The slots of all sequences of a batch, end to end: [1, G, S, D]. What is no number becomes
     one, or a masked weight of zero would carry it into other sequences."""
-    parts = [stored[s.lane, : s.end] for s in batch.segments]
+    parts = [stored[batch.span(i)] for i in range(len(batch.segments))]
     return torch.cat(parts).nan_to_num_(0.0, 0.0, 0.0)[None].transpose(1, 2)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.pack import Batch, visible
+from forerun.engine.pages import PageShape, PageTable
 from forerun.probability.noise import mix, uniform
 from forerun.sequence.rows import POSITION
 
@@ -26,6 +27,17 @@ def digest(seen: Sequence[tuple[int, int]]) -> int:
     """What a row holds after the first layer, given the (position, token) of every row it sees, in
     order."""
     return mix(*(number for row in seen for number in row)) >> 1
+
+
+class TableSlots:
+    """Position, token and digest of every slot."""
+
+    def __init__(self, table: PageTable):
+        self.table = table
+        self.numbers_3S = np.zeros((3, table.scratch_slot + 1), np.int64)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        self.numbers_3S[:, target : target + count] = self.numbers_3S[:, source : source + count]
 
 
 class TableBackbone:
@@ -67,9 +79,8 @@ class TableBackbone:
     def bytes_per_lane(self, context: int) -> int:
         return context * 24
 
-    def make_slots(self, lanes: int, context: int) -> np.ndarray:
-        """Position, token and digest of every slot, [lanes, 3, context]."""
-        return np.zeros((lanes, 3, context), np.int64)
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> TableSlots:
+        return TableSlots(PageTable(lanes, context, pages))
 
     def logits(self, position: int, digests: Sequence[int]) -> Tensor:
         """The logits of a row at a position that sees rows with these digests."""
@@ -85,14 +96,16 @@ class TableBackbone:
             self._known[key] = known
         return known
 
-    def forward(self, batch: Batch, slots: np.ndarray) -> Tensor:
+    def forward(self, batch: Batch, slots: TableSlots) -> Tensor:
         out: list[Tensor] = []
         for s in batch.segments:
-            lane = slots[s.lane][:, : s.end]
+            places = slots.table.span(s.lane, s.end)
+            lane = slots.numbers_3S[:, places]
             lane[0, s.start :] = s.rows_to_run()[POSITION]
             lane[1, s.start :] = batch.tokens_T[s.offset : s.offset + s.rows]
             mask = visible(s)
             lane[2, s.start :] = [self._digest(lane[:2, seen]) for seen in mask]
+            slots.numbers_3S[:, places] = lane
             for branch in s.plan.reads:
                 out.extend(
                     self.logits(lane[0, s.start + row], lane[2, mask[row]])

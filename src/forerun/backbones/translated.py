@@ -17,6 +17,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlotStorage
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PageShape
 from forerun.errors import TokenizerMismatch
 from forerun.families.base import Family
 from forerun.sequence.rows import TOKEN, Plan
@@ -71,8 +72,8 @@ class TranslatedBackbone(Generic[SlotStorage]):
     def bytes_per_lane(self, context: int) -> int:
         return self.backbone.bytes_per_lane(context)
 
-    def make_slots(self, lanes: int, context: int) -> SlotStorage:
-        return self.backbone.make_slots(lanes, context)
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> SlotStorage:
+        return self.backbone.make_slots(lanes, context, pages)
 
     def forward(self, batch: Batch, slots: SlotStorage) -> Tensor:
         theirs = copy.copy(batch)

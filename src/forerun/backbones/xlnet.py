@@ -76,14 +76,13 @@ class XLNetBackbone(SlottedBackbone):
         is_query = np.concatenate([queries(s) for s in batch.segments])
         query_T = torch.from_numpy(is_query).to(self.device)
         content = (~query_T).nonzero().squeeze(-1)
-        views = [SegmentView(s, self.context, self.device) for s in batch.segments]
+        views = [SegmentView(s, self.context, batch, i) for i, s in enumerate(batch.segments)]
         x_TE = torch.where(query_T[:, None], self.query_E, self.embed[batch.tokens_T])
         for index, layer in enumerate(self.stack):
             qkv = F.linear(x_TE, layer.qkv).unflatten(-1, (3, self.heads, self.head_dim))
             q, k, v = qkv.unbind(1)
             slots.write(index, batch.slots_T[content], k[content], v[content])
-            keys = slots.keys[index]
-            values = slots.values[index]
+            keys, values = slots.flat(index)
             seen = [self._attend(layer, q, keys, values, view) for view in views]
             x_TE = layer.norm(x_TE + F.linear(torch.cat(seen), layer.out))
             if index == self.layers - 1:
@@ -96,8 +95,8 @@ class XLNetBackbone(SlottedBackbone):
     ) -> Tensor:
         segment = view.segment
         q_THD = q_all[segment.offset : segment.offset + segment.rows]
-        keys_SHD = keys[segment.lane, : segment.end]
-        values_SHD = values[segment.lane, : segment.end]
+        keys_SHD = keys[view.span]
+        values_SHD = values[view.span]
         if view.unseen_S is not None:  # whatever an earlier request left there, times zero
             values_SHD = values_SHD.masked_fill(view.unseen_S[:, None, None], 0)
         by_content = torch.einsum("thd,shd->hts", q_THD + layer.content_bias, keys_SHD)
@@ -113,8 +112,10 @@ class XLNetBackbone(SlottedBackbone):
 class SegmentView:
     """What the rows of one segment see: which slots, and at which distance."""
 
-    def __init__(self, segment: Segment, context: int, device: torch.device):
+    def __init__(self, segment: Segment, context: int, batch: Batch, index: int):
         self.segment = segment
+        self.span = batch.span(index)
+        device = batch.device
         position = segment.plan.rows[POSITION].astype(np.int64)
         distance_TS = segment.rows_to_run()[POSITION, :, None].astype(np.int64) - position
         nearest = int(distance_TS.min())

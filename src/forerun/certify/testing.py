@@ -107,8 +107,7 @@ def laws_along(
     async def ask() -> None:
         answer.extend(await target.conditionals(seq, list(output[:-1])))
 
-    for memo in model.host.memos:
-        memo.forget()
+    model.host.forget()
     model.run_to_end(seq, ask)
     return answer[0]
 

@@ -1,226 +1,105 @@
 """Diffusion checkpoints whose own code lives on a hub: their weights under the names of the
-library's classes, no remote code.
-
-Masked: LLaDA is a Llama under other names; Dream (and DiffuCoder) has Qwen2's names and speaks of
-the position after a row's own; MDLM and SEDD are a network of their own (`backbones/dit.py`). In
-blocks: SDAR is Qwen3 or its mixture of experts by its own names; Fast-dLLM v2 is Qwen2, shifted;
-LLaDA2 computes what GLM-4's mixture of experts does, under other names; BD3-LM is MDLM's network.
-"""
+library's classes, no remote code. `formats.py` says which class is whose."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forerun.backbones.dit import DiTBackbone, DiTShape, frequencies, tensor_shapes
-from forerun.checkpoints.hub import Source, first_line, load_tokenizer, quiet
+from forerun.backbones.dit import (
+    DiTBackbone,
+    DiTNetwork,
+    DiTShape,
+    frequencies,
+    tensor_shapes,
+)
+from forerun.checkpoints.files import Source, first_line, has_file, path_of, quiet, read_json
+from forerun.checkpoints.formats import FORMATS, Format, RawConfig, block_size, family_settings
+from forerun.checkpoints.hub import check_finite, parallel_arguments, refuse_pickled_code
+from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer
 from forerun.errors import BadCheckpoint, NotAble
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import (
+        GenerationConfig,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
-RawConfig = dict[str, Any]  # a config.json as it is written
-Arguments = dict[str, object]  # of a native config
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
-# How published keys are called in the native class, as patterns and their replacements.
-LLADA_BLOCK = r"model\.transformer\.blocks\.(\d+)\."
-NATIVE_LAYER = r"model.layers.\1."
-LLADA = {
-    r"model\.transformer\.wte\.weight": "model.embed_tokens.weight",
-    r"model\.transformer\.ln_f\.weight": "model.norm.weight",
-    r"model\.transformer\.ff_out\.weight": "lm_head.weight",
-    LLADA_BLOCK + r"attn_norm\.weight": NATIVE_LAYER + "input_layernorm.weight",
-    LLADA_BLOCK + r"ff_norm\.weight": NATIVE_LAYER + "post_attention_layernorm.weight",
-    LLADA_BLOCK + r"([qkv]_proj)\.weight": NATIVE_LAYER + r"self_attn.\2.weight",
-    LLADA_BLOCK + r"attn_out\.weight": NATIVE_LAYER + "self_attn.o_proj.weight",
-    LLADA_BLOCK + r"ff_proj\.weight": NATIVE_LAYER + "mlp.gate_proj.weight",
-    LLADA_BLOCK + r"up_proj\.weight": NATIVE_LAYER + "mlp.up_proj.weight",
-    LLADA_BLOCK + r"ff_out\.weight": NATIVE_LAYER + "mlp.down_proj.weight",
-}
-LLADA2_LAYER = r"model\.layers\.(\d+)\."
-LLADA2 = {
-    r"model\.word_embeddings\.weight": "model.embed_tokens.weight",
-    LLADA2_LAYER + r"attention\.query_key_value\.weight": NATIVE_LAYER
-    + "self_attn.qkv_proj.weight",
-    LLADA2_LAYER + r"attention\.dense\.weight": NATIVE_LAYER + "self_attn.o_proj.weight",
-    LLADA2_LAYER + r"attention\.query_layernorm\.weight": NATIVE_LAYER + "self_attn.q_norm.weight",
-    LLADA2_LAYER + r"attention\.key_layernorm\.weight": NATIVE_LAYER + "self_attn.k_norm.weight",
-    LLADA2_LAYER + r"mlp\.gate\.expert_bias": NATIVE_LAYER + "mlp.gate.e_score_correction_bias",
-    r"((?:model\.layers|model\.norm|lm_head)\..*)": r"\1",
-}
-SAME_KEYS = {r"(.*)": r"\1"}
-
-
-@dataclass(frozen=True)
-class Format:
-    """A published format: its native class, that class's config and keys, and the mask token and
-    block size that it has unless it names others."""
-
-    native: str
-    config: Callable[[RawConfig], Arguments]
-    keys: dict[str, str]
-    mask_token: int
-    shifted: bool = False
-    block: int | None = None  # of block diffusion; without one it is masked diffusion
-
-    def mask_token_of(self, raw: RawConfig) -> int:
-        return raw.get("mask_token_id") or self.mask_token
-
-    def family_settings(self, name: str, raw: RawConfig) -> Arguments:
-        """What the native config must say, so that the family is found."""
-        settings: Arguments = dict(mask_token=self.mask_token_of(raw), shifted=self.shifted)
-        if self.block is None:
-            return settings | dict(family="masked")
-        return settings | dict(family="block", block=block_size(name, raw) or self.block)
-
-
-def block_size(name: str, raw: RawConfig) -> int | None:
-    """The block size that a config names, or the end of a checkpoint's name, as in
-    SDAR-1.7B-Chat-b32."""
-    named = re.search(r"-b(?:lock_size)?(\d+)/?$", name)
-    return raw.get("block_size") or raw.get("bd_size") or (int(named[1]) if named else None)
-
-
-def _llada(raw: RawConfig) -> Arguments:
-    return dict(
-        vocab_size=raw.get("embedding_size") or raw["vocab_size"],
-        hidden_size=raw["d_model"],
-        num_hidden_layers=raw["n_layers"],
-        num_attention_heads=raw["n_heads"],
-        num_key_value_heads=raw.get("n_kv_heads") or raw["n_heads"],
-        intermediate_size=raw.get("mlp_hidden_size") or raw["mlp_ratio"] * raw["d_model"],
-        max_position_embeddings=raw["max_sequence_length"],
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
-        rope_parameters=_rope(raw, 10000.0),
-        tie_word_embeddings=raw.get("weight_tying", False),
-    )
-
-
-def _qwen(raw: RawConfig) -> Arguments:
-    required = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    optional = (
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "head_dim",
-        "attention_bias",
-    )
-    return {**_picked(raw, required, optional), "rope_parameters": _rope(raw, 1e6)}
-
-
-def _picked(raw: RawConfig, required: Sequence[str], optional: Sequence[str]) -> Arguments:
-    """Some keys of a config, as they are."""
-    found: Arguments = {key: raw[key] for key in required}
-    return found | {key: raw[key] for key in optional if key in raw}
-
-
-def _rope(raw: RawConfig, theta: float) -> Arguments:
-    """Plain rotations, by the frequencies that the config names in either of the library's ways."""
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind != "default":
-        raise NotAble(
-            f"this checkpoint scales its rotations ({kind!r}), which is untried for its kind: it "
-            "is refused."
-        )
-    theta = raw.get("rope_theta") or parameters.get("rope_theta") or theta
-    return {"rope_type": "default", "rope_theta": theta}
-
-
-def _qwen_moe(raw: RawConfig) -> Arguments:
-    required = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    optional = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
-    return {**_qwen(raw), **_picked(raw, required, optional)}
-
-
-def _llada2(raw: RawConfig) -> Arguments:
-    sigmoid = raw.get("score_function", "sigmoid") == "sigmoid"
-    if not sigmoid or raw.get("use_qkv_bias") or not raw.get("use_qk_norm", True):
-        raise NotAble(
-            "this LLaDA2 has other gates, biases or no norms of queries and keys, which is "
-            "untried: it is refused."
-        )
-    rope = {**_rope(raw, 6e5), "partial_rotary_factor": raw.get("partial_rotary_factor", 0.5)}
-    return dict(
-        **{**_qwen(raw), "rope_parameters": rope},
-        moe_intermediate_size=raw["moe_intermediate_size"],
-        n_routed_experts=raw["num_experts"],
-        n_shared_experts=raw.get("num_shared_experts", 1),
-        num_experts_per_tok=raw["num_experts_per_tok"],
-        n_group=raw.get("n_group", 1),
-        topk_group=raw.get("topk_group", 1),
-        first_k_dense_replace=raw.get("first_k_dense_replace", 0),
-        routed_scaling_factor=raw.get("routed_scaling_factor", 1.0),
-        norm_topk_prob=raw.get("norm_topk_prob", True),
-        use_qk_norm=True,
-    )
-
-
-FORMATS = {
-    "llada": Format("llama", _llada, LLADA, 126336),
-    "dream": Format("qwen2", _qwen, SAME_KEYS, 151666, shifted=True),
-    "sdar": Format("qwen3", _qwen, SAME_KEYS, 151669, block=4),
-    "sdar_moe": Format("qwen3_moe", _qwen_moe, SAME_KEYS, 151669, block=4),
-    "fast_dllm_qwen": Format("qwen2", _qwen, SAME_KEYS, 151665, shifted=True, block=32),
-    "llada2_moe": Format("glm4_moe", _llada2, LLADA2, 156895, block=32),
-}
-
-
-def read_raw_config(source: Source) -> RawConfig | None:
-    """The config as it is written, of a checkpoint in one of these formats."""
-    if source.gguf:
-        return None
-    try:
-        raw = json.loads(_path(source, "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # whatever is wrong with it, the library says it better
-    kind = str(raw.get("model_type", "sedd" if _is_sedd(raw) else "")).lower()
-    if kind not in FORMATS and kind not in DIFFUSION_TRANSFORMERS:
-        return None
-    return {**raw, "model_type": kind}
-
-
-def _is_sedd(raw: RawConfig) -> bool:
-    """SEDD's config is that of its training run. It names no model type, but a graph."""
-    return all(isinstance(raw.get(part), dict) for part in ("graph", "model"))
+# All but the first two mean something only where tokens are drawn.
+GENERATION_KEYS = (
+    "eos_token_id",
+    "repetition_penalty",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+)
 
 
 def load(
-    source: Source, raw: RawConfig, device: torch.device, dtype: torch.dtype | None
+    source: Source,
+    raw: RawConfig,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    shared: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """(network, tokenizer): the native class with this checkpoint's weights, every one of them
-    accounted for."""
+    accounted for. `shared` splits it over the processes that `torchrun` started."""
     form = FORMATS[raw["model_type"]]
     config = _native_config(source, raw, form)
+    tokenizer = load_tokenizer(source)
+    check_files_fit(source, tokenizer, config.vocab_size)
     network = _empty_network(config, form, dtype)
-    weights = native_layout(
-        {_native_key(key, form, source): tensor for key, tensor in _read_weights(source).items()},
-        config,
-    )
-    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    named = {_native_key(key, form, source): t for key, t in _read_weights(source).items()}
+    named.pop("", None)
+    weights = native_layout(named, config)
+    if config.tie_word_embeddings and form.embedding in weights:
+        weights["lm_head.weight"] = weights[form.embedding]
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     _check_weights(source, shapes, weights)
-    network.load_state_dict(weights, assign=True)
-    network.tie_weights()
-    _place(network, weights, device, dtype or weights["model.embed_tokens.weight"].dtype)
-    return network.eval(), _load_tokenizer(source)
+    dtype = dtype or weights[form.embedding].dtype
+    if shared:
+        network = _split(source, network, weights, dtype)
+    else:
+        network.load_state_dict(weights, assign=True)
+        network.tie_weights()
+        _place(network, weights, device, dtype)
+    network.generation_config = generation_config(source)
+    return network.eval(), tokenizer
+
+
+def _split(
+    source: Source, network: PreTrainedModel, weights: Weights, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The same network, each layer split by the plan of its native class."""
+    parallel: Any = parallel_arguments(source)
+    with quiet():
+        return type(network).from_pretrained(
+            None, config=network.config, state_dict=weights, dtype=dtype, **parallel
+        )
+
+
+def generation_config(source: Source) -> GenerationConfig:
+    """What a checkpoint recommends of how to sample and where to stop. What else is in that file
+    belongs to a sampler of its own."""
+    from transformers import GenerationConfig
+
+    written = read_json(source, "generation_config.json")
+    keys = GENERATION_KEYS if written.get("do_sample") else GENERATION_KEYS[:2]
+    known = {key: written[key] for key in keys if written.get(key) is not None}
+    return GenerationConfig(**known)
 
 
 def _native_config(source: Source, raw: RawConfig, form: Format) -> PretrainedConfig:
@@ -259,12 +138,14 @@ def _place(
     network: PreTrainedModel, weights: Weights, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Move a network to a device. What would lose by rounding keeps its precision."""
-    base: Any = network.model
+    base: Any = network.base_model
     # Rounded frequencies of rotations are far off a thousand tokens on.
-    rotary = type(base.rotary_emb)(network.config)
-    base.rotary_emb = torch.nn.Identity()
+    rotary = type(base.rotary_emb)(network.config) if hasattr(base, "rotary_emb") else None
+    if rotary is not None:
+        base.rotary_emb = torch.nn.Identity()
     torch.nn.Module.to(network, device, dtype)
-    base.rotary_emb = rotary.to(device)
+    if rotary is not None:
+        base.rotary_emb = rotary.to(device)
     for name, buffer in network.named_buffers():
         if name in weights:  # what chooses experts is small and stays exact
             buffer.data = weights[name].to(device, torch.float32)
@@ -314,13 +195,10 @@ def load_diffusion_transformer(
 ) -> tuple[DiTBackbone, PreTrainedTokenizerBase | None]:
     """(backbone, tokenizer) of MDLM's, SEDD's or BD3-LM's. The mask is the last token. They may
     come without their tokenizer, GPT-2's."""
-    try:
-        shape = DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
-    except KeyError as error:
-        raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
-    weights = {name.removeprefix("backbone."): t for name, t in _read_weights(source).items()}
-    _check_rotary(source, weights.pop("rotary_emb.inv_freq", None), shape.hidden // shape.heads)
-    _check_weights(source, tensor_shapes(shape), weights)
+    shape = _dit_shape(source, raw)
+    tokenizer = load_tokenizer(source)
+    check_files_fit(source, tokenizer, shape.vocab)
+    weights = _dit_weights(source, shape)
     dtype = dtype or weights["vocab_embed.embedding"].dtype
     weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
     backbone = DiTBackbone(
@@ -330,7 +208,52 @@ def load_diffusion_transformer(
         context=min(context or shape.context, shape.context),
         mask_token=shape.vocab - 1 if raw["model_type"] == "sedd" else None,
     )
-    return backbone, _tokenizer_if_any(source)
+    return backbone, tokenizer
+
+
+def trainable_diffusion_transformer(source: Source, raw: RawConfig) -> DiTNetwork:
+    """The same network in float32, for training. It saves itself in the layout it came in."""
+    shape = _dit_shape(source, raw)
+    config = SimpleNamespace(
+        model_type=raw["model_type"],
+        raw=raw,
+        heads=shape.heads,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.context,
+        noise_token=shape.vocab - 1 if raw["model_type"] == "sedd" else None,
+        forerun=family_settings(source.name, raw),
+    )
+    weights = {name: tensor.float() for name, tensor in _dit_weights(source, shape).items()}
+    return DiTNetwork(weights, config, _save_dit)
+
+
+def _save_dit(folder: Path, config: Any, weights: Weights) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = dict(config.raw)
+    prefix = "" if raw["model_type"] == "sedd" else "backbone."
+    if raw["model_type"] == "sedd":
+        del raw["model_type"]  # its config names none
+    if config.forerun.get("family") == "block":
+        raw["block_size"] = config.forerun["block"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    named = {f"{prefix}{name}": tensor.contiguous() for name, tensor in weights.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _dit_shape(source: Source, raw: RawConfig) -> DiTShape:
+    try:
+        return DIFFUSION_TRANSFORMERS[raw["model_type"]](source, raw)
+    except KeyError as error:
+        raise BadCheckpoint(f"model={source.name!r}: its config has no {error}.") from error
+
+
+def _dit_weights(source: Source, shape: DiTShape) -> Weights:
+    weights = {name.removeprefix("backbone."): t for name, t in _read_weights(source).items()}
+    _check_rotary(source, weights.pop("rotary_emb.inv_freq", None), shape.hidden // shape.heads)
+    _check_weights(source, tensor_shapes(shape), weights)
+    return weights
 
 
 def _mdlm(source: Source, raw: RawConfig) -> DiTShape:
@@ -399,7 +322,7 @@ def _native_key(key: str, form: Format, source: Source) -> str:
     for pattern, name in form.keys.items():
         found = re.fullmatch(pattern, key)
         if found:
-            return found.expand(name)
+            return found.expand(name) if name else ""
     raise BadCheckpoint(
         f"model={source.name!r}: the weight {key!r} has no place in a model of this format."
     )
@@ -422,42 +345,32 @@ def _check_weights(source: Source, shapes: Shapes, weights: Weights) -> None:
         raise BadCheckpoint(f"model={source.name!r}: weights do not match its config: {said}.")
 
 
-def _path(source: Source, name: str) -> Path:
-    """Where a file of a checkpoint is on this machine."""
-    if Path(source.place).is_dir():
-        return Path(source.place) / name
-    from transformers.utils import cached_file
-
-    with quiet():
-        return Path(str(cached_file(source.place, name, local_files_only=source.only_cached)))
-
-
 def _read_weights(source: Source) -> Weights:
     found: Weights = {}
     for name in _weight_files(source):
         try:
-            found |= _read_file(_path(source, name))
+            found |= _read_file(path_of(source, name))
         except Exception as error:
+            refuse_pickled_code(source, error)
             raise BadCheckpoint(
                 f"model={source.name!r}: {name} cannot be read: {first_line(error)}"
             ) from error
+    check_finite(source, found.items())
     return found
 
 
 def _weight_files(source: Source) -> list[str]:
-    if _has(source, "model.safetensors.index.json"):
-        index = json.loads(_path(source, "model.safetensors.index.json").read_text())
-        return sorted(set(index["weight_map"].values()))
-    if not _has(source, "model.safetensors") and _has(source, "pytorch_model.bin"):
-        return ["pytorch_model.bin"]
-    return ["model.safetensors"]
-
-
-def _has(source: Source, name: str) -> bool:
-    try:
-        return _path(source, name).is_file()
-    except OSError:
-        return False
+    """The files that hold the weights, whole or in shards, safetensors before pickles."""
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = read_json(source, f"{whole}.index.json")
+        if index.get("weight_map"):
+            return sorted(set(index["weight_map"].values()))
+        if has_file(source, whole):
+            return [whole]
+    raise BadCheckpoint(
+        f"model={source.name!r} has no weights: no model.safetensors and no pytorch_model.bin, "
+        "whole or with an index."
+    )
 
 
 def _read_file(path: Path) -> Weights:
@@ -466,24 +379,3 @@ def _read_file(path: Path) -> Weights:
     if path.suffix == ".bin":
         return torch.load(path, map_location="cpu", weights_only=True)
     return load_file(path)
-
-
-def _tokenizer_if_any(source: Source) -> PreTrainedTokenizerBase | None:
-    try:
-        return _load_tokenizer(source)
-    except Exception:
-        return None
-
-
-def _load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """Its tokenizer; one that is remote code is read from its files instead."""
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
-
-    try:
-        return load_tokenizer(source)
-    except BadCheckpoint:
-        if (Path(source.place) / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(_path(source, "tokenizer.json")))
-        vocab = _path(source, "vocab.json")
-        merges = _path(source, "merges.txt")
-        return Qwen2Tokenizer(str(vocab), str(merges))

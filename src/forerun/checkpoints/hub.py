@@ -1,26 +1,24 @@
 """Checkpoints that `transformers` reads: a directory, a hub id or a GGUF file. Their config,
-weights, tokenizer and adapters, and the backbone that runs them."""
+weights and adapters, and the backbone that runs them."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.checkpoints.files import Source, first_line, quiet
 from forerun.engine.backbone import SlottedBackbone
 from forerun.errors import BadCheckpoint, BadOption, ForerunError, NotAble
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # types of layers that rows express, some of them only as far as they are full attention
 ROW_ATTENTION = {
@@ -31,30 +29,6 @@ ROW_ATTENTION = {
     "mlp",  # layers without attention
     "moe",
 }
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a checkpoint is: a directory or hub id, and a file in it if it is a GGUF."""
-
-    name: str
-    place: str
-    gguf: str | None = None
-    only_cached: bool = False  # the hub cannot be reached
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the library's `from_pretrained` takes. No code of a checkpoint ever runs: unless it
-        is told so, the library asks on the terminal."""
-        arguments: dict[str, Any] = {
-            "pretrained_model_name_or_path": self.place,
-            "trust_remote_code": False,
-        }
-        if self.gguf:
-            arguments["gguf_file"] = self.gguf
-        if self.only_cached:
-            arguments["local_files_only"] = True
-        return arguments
 
 
 def with_adapters(network: PreTrainedModel, folder: str) -> PreTrainedModel:
@@ -75,21 +49,6 @@ def reads_gguf() -> bool:
     return all(find_spec(package) is not None for package in ("gguf", "accelerate"))
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the library's own progress bars and advice."""
-    from transformers.utils import logging as library_logging
-
-    before = library_logging.get_verbosity()
-    library_logging.set_verbosity_error()
-    logging.getLogger("gguf").setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        library_logging.set_verbosity(before)
-
-
 def read_config(source: Source) -> PretrainedConfig:
     from transformers import AutoConfig
 
@@ -98,6 +57,7 @@ def read_config(source: Source) -> PretrainedConfig:
             return AutoConfig.from_pretrained(**source.arguments)
     except Exception as error:
         _refuse_code(source, error)
+        refuse_revision(source, error)
         hint = ""
         if not Path(source.place).exists():
             hint = " There is no such directory, so it was taken for a hub id."
@@ -113,6 +73,25 @@ def _refuse_code(source: Source, error: Exception) -> None:
             f"model={source.name!r} brings Python code of its own for a class that transformers "
             "does not have. Forerun never runs code of a checkpoint: use one whose model_type "
             "transformers knows."
+        ) from error
+
+
+def refuse_pickled_code(source: Source, error: BaseException) -> None:
+    """Say so where a .bin file holds more than tensors."""
+    if isinstance(error, UnpicklingError) or "weights_only" in str(error):
+        raise BadCheckpoint(
+            f"model={source.name!r}: its weights are a pickle with Python objects besides tensors, "
+            "which could run code when read. Nothing of it was run: convert it to safetensors."
+        ) from error
+
+
+def refuse_revision(source: Source, error: BaseException) -> None:
+    """Say so where reading failed because a repository has no such revision."""
+    words = ("RevisionNotFoundError", "valid git identifier", "Revision Not Found")
+    if source.revision is not None and any(word in repr(error) for word in words):
+        raise BadCheckpoint(
+            f"model={source.name!r}: the hub's {source.place!r} has no revision "
+            f"{source.revision!r} (a branch, a tag or a commit)."
         ) from error
 
 
@@ -208,7 +187,7 @@ def load_weights(
     that `torchrun` started."""
     from transformers import AutoModelForCausalLM
 
-    parallel: Any = _parallel_arguments(source) if shared else {}
+    parallel: Any = parallel_arguments(source) if shared else {}
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -219,6 +198,7 @@ def load_weights(
             )
     except Exception as error:
         _refuse_code(source, error)
+        refuse_pickled_code(source, error)
         raise BadCheckpoint(
             f"model={source.name!r}: its weights cannot be read: {first_line(error)}"
         ) from error
@@ -226,7 +206,23 @@ def load_weights(
     wrong = _wrong_weights(info)
     if wrong:
         raise BadCheckpoint(f"model={source.name!r}: weights do not match its config: {wrong}.")
+    check_finite(source, model.named_parameters())
     return model if shared else model.to(device)
+
+
+@torch.inference_mode()
+def check_finite(source: Source, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse weights that are no numbers: whatever they touch is none either."""
+    for name, whole in tensors:
+        tensor = whole.to_local() if hasattr(whole, "to_local") else whole  # this process's share
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            continue
+        total = tensor.sum(dtype=torch.float32)  # an infinite sum may be one of finite numbers
+        if not torch.isfinite(total) and not torch.isfinite(tensor).all():
+            raise BadCheckpoint(
+                f"model={source.name!r}: the weight {name!r} has values that are not finite "
+                "numbers (NaN or infinity): the file is damaged, or its training diverged."
+            )
 
 
 def _wrong_weights(info: Mapping[str, Iterable[object] | None]) -> str:
@@ -240,7 +236,7 @@ def _wrong_weights(info: Mapping[str, Iterable[object] | None]) -> str:
     return "; ".join(found)
 
 
-def _parallel_arguments(source: Source) -> dict[str, object]:
+def parallel_arguments(source: Source) -> dict[str, object]:
     """What tells the library to split every layer by heads and columns, by the plan of its
     architecture."""
     import torch.distributed as dist
@@ -261,25 +257,6 @@ def _parallel_arguments(source: Source) -> dict[str, object]:
         return {"distributed_config": DistributedConfig(tp_plan="auto")}
     except (ImportError, TypeError):  # the library before 5.18
         return {"tp_plan": "auto"}
-
-
-def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """The tokenizer; None if the directory has none."""
-    from transformers import AutoTokenizer
-
-    directory = Path(source.place)
-    if directory.is_dir() and not source.gguf:
-        files = [*directory.glob("*token*"), *directory.glob("vocab*")]
-        if not files:
-            return None
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(**source.arguments)
-    except Exception as error:
-        _refuse_code(source, error)
-        raise BadCheckpoint(
-            f"model={source.name!r}: its tokenizer cannot be read: {first_line(error)}"
-        ) from error
 
 
 def backbone_of(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbone:
@@ -334,18 +311,3 @@ def speaks_interface(network: PreTrainedModel) -> bool:
     return network.config.model_type == "gpt_neo" or any(
         hasattr(source, "ALL_ATTENTION_FUNCTIONS") for source in sources
     )
-
-
-def eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """The tokens that end a text, by the generation config, else the config, else the tokenizer."""
-    for owner in (getattr(network, "generation_config", None), network.config, tokenizer):
-        found = getattr(owner, "eos_token_id", None)
-        if found is not None:
-            return list(found) if isinstance(found, list | tuple) else [int(found)]
-    return []
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line, for ours."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

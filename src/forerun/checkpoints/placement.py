@@ -35,10 +35,13 @@ def device_named(device: str | None) -> torch.device:
 
 
 def dtype_named(dtype: str | None, device: torch.device) -> torch.dtype | None:
-    """The named precision; by default float32 on a cpu, and the checkpoint's own on cuda."""
+    """The named precision; by default float32 on a cpu, and the checkpoint's own on cuda. None is
+    the checkpoint's own, which 'auto' asks for by name."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else None
+    if dtype == "auto":
+        return None
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise unknown("dtype", name, DTYPES)
+        raise unknown("dtype", name, ["auto", *DTYPES])
     return DTYPES[name]

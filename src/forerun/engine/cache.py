@@ -1,8 +1,7 @@
 """Where keys and values live, and what is known about them. The cache is a memo: nothing is ever
 cropped or rolled back.
 
-Every layer has a fixed number of slots, [lanes, context]. Row i of a plan is written to slot i of
-its lane.
+Row i of a plan is written to slot i of its lane. Slots come in pages (`engine/pages.py`).
 """
 
 from __future__ import annotations
@@ -16,20 +15,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.pages import Content, PagePool, PageShape, PageTable
 from forerun.errors import NoRoom
-from forerun.sequence.rows import TOKEN, Plan, reusable
+from forerun.sequence.rows import HI, HORIZON, TOKEN, Plan, reusable
 
 # Share of the memory that is free once the weights are loaded. The forward works in the rest.
 FOR_SLOTS = 0.9
+# Rows in common that are worth copying a page for; fewer are run again.
+WORTH_COPYING = 8
 
 
 class Memo:
-    """Which rows a lane's slots hold. Slots beyond those hold garbage and will be overwritten."""
+    """Which rows a lane's slots hold, and in which pages. Slots beyond those rows hold garbage and
+    will be overwritten."""
 
-    def __init__(self, context: int):
+    def __init__(self, context: int, pool: PagePool, lane: int):
+        self.pages: list[int] = []
+        self.pool = pool
+        self._lane = lane
+        self._home = lane * pool.table.count // len(pool.table.starts_LP)
+        self._numbers: list[int] = []  # of what the leading pages hold, while they can be found
         self._rows = np.zeros((5, context), np.int32)
         self._held = 0  # leading rows that the slots hold
         self._causal = 0  # leading rows among them that are plain left-to-right text
+        # Leading rows whose slots hold what those rows say: none was computed after a row that
+        # was only trusted.
+        self._exact = 0
+        self.relied_on = False  # do later plans trust what the slots hold, whatever it was?
+        self.gave_back = False  # its pages, while its text was being decoded
+        self._is_new = True  # has the text that is being decoded asked nothing yet?
 
     @property
     def held(self) -> np.ndarray:
@@ -47,11 +61,138 @@ class Memo:
     def _has_tokens(self, tokens: np.ndarray) -> bool:
         return self._rows[TOKEN, : len(tokens)].tobytes() == tokens.tobytes()
 
+    def find(self, plan: Plan) -> int:
+        """The first row of the plan that must run, once all pages are taken over that hold its
+        rows already, whoever computed them."""
+        start = self.start(plan)
+        if plan.first_read - start >= self.pool.size and not plan.trusted:
+            self._take_over(plan, start // self.pool.size)
+            start = self.start(plan)
+        return start
+
+    def count_found(self, plan: Plan, start: int) -> None:
+        """Count what was found of a text, when its first forward begins."""
+        if self._is_new:
+            self._is_new = False
+            self.pool.stats.asked_rows += plan.first_read
+            self.pool.stats.found_rows += start
+
+    def _take_over(self, plan: Plan, known: int) -> None:
+        """Take over the pages that hold the plan's rows after the first `known` pages."""
+        if known > len(self._numbers):
+            return
+        size = self.pool.size
+        found = self._found(plan, known)
+        if self.pool.copies:
+            found = self._copied(found, known)
+        if not found:
+            return
+        for page in self.pages[known:]:
+            self.pool.drop(page)
+        del self.pages[known:]
+        del self._numbers[known:]
+        for page, number in found:
+            self._append(page)
+            self._numbers.append(number)
+        held = len(self.pages) * size
+        self._rows[:, :held] = plan.rows[:, :held]
+        self._held = held
+        self._causal = min(plan.causal, held)
+        self._exact = held
+
+    def _found(self, plan: Plan, known: int) -> list[tuple[int, int]]:
+        """Pages with the plan's rows after the first `known` pages, held, and their numbers."""
+        found: list[tuple[int, int]] = []
+        number = self._numbers[known - 1] if known else 0
+        for index in range(known, plan.stored // self.pool.size):
+            page = self.pool.find(Content(number, self._bytes(plan.rows, index)))
+            if page is None:
+                break
+            number = self.pool.number_of(page)
+            self.pool.hold(page)
+            found.append((page, number))
+        return found
+
+    def _copied(self, found: list[tuple[int, int]], known: int) -> list[tuple[int, int]]:
+        """Copies of pages, as many as there is room for."""
+        copies = []
+        wanted = self._after(known)
+        for page, number in found:
+            if self.pool.ensure(1):
+                copy = self.pool.take(wanted)
+                self.pool.copy(page, copy)
+                copies.append((copy, number))
+                wanted = copy + 1
+        for page, _ in found:
+            self.pool.drop(page)
+        return copies
+
+    def _bytes(self, rows: np.ndarray, index: int) -> bytes:
+        size = self.pool.size
+        return rows[:, index * size : (index + 1) * size].tobytes()
+
+    def _after(self, index: int) -> int:
+        """The page that would lie behind the first so many."""
+        return self.pages[index - 1] + 1 if index else self._home
+
+    def _append(self, page: int) -> None:
+        self.pool.table.set(self._lane, len(self.pages), page)
+        self.pages.append(page)
+
+    def pages_needed(self, start: int, end: int) -> int:
+        """How many pages must be taken before rows from `start` to `end` can be written."""
+        size = self.pool.size
+        last = -(-end // size)
+        holders = self.pool.holders
+        shared = sum(holders[page] > 1 for page in self.pages[start // size : last])
+        return shared + max(0, last - len(self.pages))
+
+    def claim(self, start: int, end: int, stay: int | None = None) -> None:
+        """Make slots from `start` to `end` this lane's own. What the slots before `start` hold
+        stays, or what those before `stay` do."""
+        pool = self.pool
+        first = start // pool.size
+        last = -(-end // pool.size)
+        if not pool.ensure(self.pages_needed(start, end)):
+            raise NoRoom(f"no page is left for {end} slots of a lane.")
+        del self._numbers[first:]
+        for index in range(first, min(last, len(self.pages))):
+            page = self.pages[index]
+            if pool.holders[page] == 1:
+                pool.hide(page)
+                continue
+            own = pool.take(self._after(index))
+            if index * pool.size < (start if stay is None else stay):
+                pool.copy(page, own)
+            pool.drop(page)
+            self.pages[index] = own
+            pool.table.set(self._lane, index, own)
+        while len(self.pages) < last:
+            self._append(pool.take(self._after(len(self.pages))))
+
     def ran(self, plan: Plan, start: int) -> None:
         """Note that the plan's rows from `start` on were written."""
         self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
         self._held = plan.stored
         self._causal = min(plan.causal, plan.stored)
+        self.relied_on = plan.relied_on
+        if plan.trusted or start > self._exact:
+            self._exact = min(self._exact, start)
+        else:
+            self._exact = plan.stored
+        self._publish()
+
+    def _publish(self) -> None:
+        """Let the pages be found that are full of rows which saw nothing behind them."""
+        size = self.pool.size
+        for index in range(len(self._numbers), min(self._exact, self._held) // size):
+            end = (index + 1) * size
+            rows = self._rows[:, index * size : end]
+            if end > self._causal and max(rows[HORIZON].max(), rows[HI].max()) > end:
+                return
+            before = self._numbers[-1] if index else 0
+            content = Content(before, rows.tobytes())
+            self._numbers.append(self.pool.publish(self.pages[index], content))
 
     def keep(self, rows: int) -> None:
         """Of plain text, note that only the first slots hold what they held: those behind them are
@@ -62,6 +203,46 @@ class Memo:
     def forget(self) -> None:
         self._held = 0
         self._causal = 0
+
+    def begin(self, text: np.ndarray) -> None:
+        """Another text begins in this lane. Pages that it does not begin with are let go: who asks
+        for them will find them."""
+        self.pool.wake(self._lane)
+        self._is_new = True
+        self.relied_on = False
+        self.gave_back = False
+        size = self.pool.size
+        common = self.common_prefix(text)
+        whole = common // size
+        within = common % size
+        last_is_own = len(self._numbers) <= whole
+        copied = not last_is_own and self.pool.copies and within >= WORTH_COPYING
+        if copied and self.pool.ensure(1):
+            own = self.pool.take(self._after(whole))
+            self.pool.copy(self.pages[whole], own)
+            self._shorten(whole)
+            self._append(own)
+        else:
+            self._shorten(whole + (last_is_own and within > 0))
+        self._held = min(self._held, len(self.pages) * size)
+        self._causal = min(self._causal, self._held)
+
+    def _shorten(self, count: int) -> None:
+        """Let go of all pages but the first so many, the last one first."""
+        for page in reversed(self.pages[count:]):
+            self.pool.drop(page)
+        del self.pages[count:]
+        del self._numbers[count:]
+
+    def rest(self) -> None:
+        """The text is over. What the slots hold stays until its memory is wanted."""
+        self.pool.rest(self._lane, self.release)
+
+    def release(self) -> None:
+        """Let go of all pages."""
+        self._shorten(0)
+        self.forget()
+        self.relied_on = False
 
     def common_prefix(self, tokens: np.ndarray) -> int:
         """How many leading tokens of a new text these slots hold already."""
@@ -88,6 +269,7 @@ class SlotShape:
     key_heads: int
     head_dim: int
     sizes: Sequence[LayerSize] | None = None  # of every layer, where they are not all the same
+    pages: PageShape | None = None  # as many as all lanes can fill, if nothing is said
 
     def of_layers(self) -> Sequence[LayerSize]:
         same = LayerSize(self.key_heads, self.head_dim, self.head_dim)
@@ -95,37 +277,39 @@ class SlotShape:
 
 
 class Slots:
-    """Keys and values of all lanes, one pair of tensors per layer: [lanes, context, heads, dim].
+    """Keys and values of all lanes, one pair of tensors per layer: [slots, heads, dim]. Which slots
+    are whose says `table`.
 
     They begin as zeros, so that an unwritten slot can never bring a NaN into a masked product. On
-    a CPU untouched zeros cost no memory. Behind the last slot of the last lane there is one more,
-    `scratch_slot`, for rows that only pad a forward to its size.
+    a CPU untouched zeros cost no memory.
     """
 
     def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device):
-        self.context = shape.context
-        self.scratch_slot = shape.lanes * shape.context
-        count = self.scratch_slot + 1
-        lanes = (shape.lanes, shape.context)
+        self.table = PageTable(shape.lanes, shape.context, shape.pages, device)
+        self.scratch_slot = self.table.scratch_slot
         self._flat: list[tuple[Tensor, Tensor]] = []
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        count = self.scratch_slot + 1
         for heads, key_dim, value_dim in shape.of_layers():
             keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
             values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
             self._flat.append((keys, values))
-            self.keys.append(keys[:-1].unflatten(0, lanes))
-            self.values.append(values[:-1].unflatten(0, lanes))
 
     def flat(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values by flat slot (lane * context + slot)."""
+        """A layer's keys and values."""
         return self._flat[layer]
 
     def write(self, layer: int, slots_T: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> None:
-        """Write rows to flat slots."""
+        """Write rows to where they live."""
         keys, values = self._flat[layer]
         keys.index_copy_(0, slots_T, k_TGD)
         values.index_copy_(0, slots_T, v_TGD)
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy slots to others, in all layers."""
+        for pair in self._flat:
+            for kept in pair:
+                kept[target : target + count] = kept[source : source + count]
 
 
 def available_bytes(device: torch.device) -> int:
@@ -151,6 +335,6 @@ def check_room(lanes: int, context: int, bytes_per_lane: int, device: torch.devi
         needed = lanes * bytes_per_lane / 2**30
         raise NoRoom(
             f"lanes={lanes} with max_context={context} needs {needed:.1f} GiB of keys and values "
-            f"on {device}, where {fit} would fit: use lanes={max(fit, 1)} or less, or a smaller "
-            "max_context."
+            f"on {device}, where {fit} would fit: use lanes={max(fit, 1)} or less, a smaller "
+            "max_context, or memory=GIB, which lanes then share."
         )

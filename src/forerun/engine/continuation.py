@@ -80,7 +80,8 @@ class Continuations:
         plans = [next_token_plan(one.plan) for one in asked]
         known = [plan for plan in plans if plan is not None]
         assert len(known) == len(plans), "a continuation begins after plain text"
-        batch = self._host.batch([(lane, p, p.stored - 1) for lane, p in zip(lanes, known)])
+        work = [(lane, p, p.stored - 1) for lane, p in zip(lanes, known)]
+        batch = self._host.batch(work, ahead=tokens - 1)
         with current_device(batch.device):
             written = self._write(asked, batch, logits_BV, tokens)
         drawn = written.tokens()
@@ -185,8 +186,7 @@ class WritingProgram:
         device = batch.device
         on_gpu = device.type == "cuda"
         assert isinstance(host.slots, Slots)
-        self._scratch_slot = host.slots.scratch_slot
-        self._fixed = StaticBatch(size.forward, self._scratch_slot, device)
+        self._fixed = StaticBatch(size.forward, host.slots.table, device)
         rows = size.forward.rows
         self._first_BV = torch.zeros(rows, logits_BV.shape[1], dtype=logits_BV.dtype, device=device)
         self._logits_kBV = self._first_BV.new_zeros(size.tokens, *self._first_BV.shape)

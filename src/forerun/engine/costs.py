@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,7 +30,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 FIRST = (1, 8, 2, 4, 16, 32, 64, 128)  # the order of measuring: a slow model has only the first two
 SECONDS = {"cpu": 1.0, "cuda": 3.0}  # after which nothing more is measured
 REPEATS = {"cpu": 3, "cuda": 6}  # on a GPU the second run of a size captures it
-LONGEST_DRAFT = 64  # rows; more of one sequence are a prompt
+UNREAD = 8  # rows of a sequence that nobody reads: more are a prompt
 RECENT = 15  # steps of a size that count
 ENOUGH = 3  # of them, to be believed
 STALE = 512  # steps after which an observation counts no more
@@ -280,10 +280,20 @@ def save_curve(about: Mapping[str, str], curve: Curve) -> None:
         new.replace(file)
 
 
-def prompt_free(rows: Sequence[int]) -> Crowd:
-    """The crowd of a forward, from the rows of its sequences: a prompt counts as one row."""
-    counted = [1 if each > LONGEST_DRAFT else each for each in rows]
-    return Crowd(sum(counted), len(counted))
+class Share(NamedTuple):
+    """What one sequence has of a forward."""
+
+    rows: int
+    reads: int
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.rows > self.reads + UNREAD
+
+    @property
+    def counted(self) -> int:
+        """Rows that the next forward will have again, more or less: a prompt is read once."""
+        return min(self.rows, self.reads)
 
 
 @dataclass
@@ -306,17 +316,17 @@ class StepWatch:
         self._over: Step | None = None
         self._arrived: float | None = None
 
-    def forward(self, costs: StepCosts, rows: Sequence[int], drafting: bool) -> None:
-        """A forward begins, with so many rows of each sequence."""
+    def forward(self, costs: StepCosts, shares: Sequence[Share], drafting: bool) -> None:
+        """A forward begins."""
         now = self._now
         if drafting:
             now.draft_forwards += 1
             return
         now.costs = costs
-        now.rows += sum(rows)
-        now.judged = now.judged or max(rows) > 1
-        now.whole = now.whole and max(rows) <= LONGEST_DRAFT
-        costs.crowd = prompt_free(rows)
+        now.rows += sum(share.rows for share in shares)
+        now.judged = now.judged or any(share.reads > 1 for share in shares)
+        now.whole = now.whole and not any(share.is_prompt for share in shares)
+        costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
 
     def wrote(self, tokens: int) -> None:
         """A draft model wrote on by itself: its first forward was counted."""

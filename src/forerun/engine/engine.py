@@ -13,25 +13,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
-from forerun.engine.costs import StepWatch
+from forerun.engine.costs import Share, StepWatch
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PAGE, PageShape, pages_for
 from forerun.engine.prefetch import Prefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
-from forerun.engine.schedule import Foresight, overdue, take_next
+from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
+from forerun.engine.turns import Part, Turn, has_room
 from forerun.errors import ForerunError, NotAble
 from forerun.probability.logits import edited_logits, own_logits
 from forerun.probability.noise import Noise
 from forerun.probability.pending import PendingLaws, made
+from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import BlankLaws, Continuation, Question
 
@@ -57,15 +62,30 @@ class Interrupted(ForerunError):
         super().__init__("interrupted while this request was being decoded.")
 
 
+class NotYet:
+    """The answer of a forward to whoever has only begun to read: it is asked again."""
+
+
 class Engine:
     """Continuous batching: a fixed number of lanes, a queue, and one `step` per forward or batch of
-    draws."""
+    draws. Lanes share `slots` slots, in pages; without it each has a whole context."""
 
     # Do forwards begin before their tokens are known? None: where a device works on its own.
     prefetches: bool | None = None
+    # Rows of prompts that one forward reads while others write. None: as its device does best.
+    chunk: int | None = None
 
-    def __init__(self, lanes: int, sampler: MakeSampler = Noise, graphs: bool | None = None):
+    def __init__(
+        self,
+        lanes: int,
+        sampler: MakeSampler = Noise,
+        graphs: bool | None = None,
+        slots: int | None = None,
+        page: int = PAGE,
+    ):
         self.lanes = lanes
+        self.slots = slots
+        self.page = page
         self.graphs = graphs
         self.hosts: list[Host] = []
         self.queue: deque[Ticket] = deque()
@@ -77,14 +97,20 @@ class Engine:
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
+        self._parts: list[Part] = []  # of the forward that is being run
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
     def add_model(
         self, backbone: Backbone, room: int, impossible_tokens: Sequence[int] = ()
     ) -> Host:
-        """Make room for a model: `room` slots in every lane."""
-        host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs)
+        """Make room for a model: up to `room` slots in every lane."""
+        count = self.lanes * pages_for(room, self.page)
+        if self.slots is not None:
+            count = min(count, self.slots // self.page)
+        pages = PageShape(count, self.page)
+        host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs, pages)
+        host.chunk = self.chunk or host.chunk
         if self.rules.by_noise:
             host.writer = Continuations(host)
         self.hosts.append(host)
@@ -153,16 +179,29 @@ class Engine:
         elif prefetched and (begun := [one for one in self.running if prefetched.matches(one)]):
             self._serve(begun, self._finish_prefetched)
         elif self.running:
-            served = self._next_for_forward()
-            writing = next_to_write(served)
-            self._serve(writing or served, self._write if writing else self._forward)
+            parts = self._next_for_forward()
+            writing = next_to_write([part.one for part in parts if part.is_whole])
+            if writing:
+                self._parts = [part for part in parts if part.one in writing]
+                self._serve(writing, self._write)
+            else:
+                self._parts = parts
+                self._serve([part.one for part in parts], self._forward)
         self.clock.total += time.perf_counter() - began
 
-    def _next_for_forward(self) -> list[Running]:
-        """All who wait for the cheapest model that anybody waits for."""
+    def _next_for_forward(self) -> list[Part]:
+        """All who wait for the cheapest model that anybody waits for, and for whose rows there is
+        room. For the oldest there always is."""
         wanted = {host_of(one): None for one in self.running}
-        cheapest = min(wanted, key=lambda host: (host.backbone.cost, self.hosts.index(host)))
-        return [one for one in self.running if host_of(one) is cheapest]
+        hosts = sorted(wanted, key=lambda host: (host.backbone.cost, self.hosts.index(host)))
+        for from_all, host in product((False, True), hosts):
+            turn = Turn(host, self.running, from_all)
+            parts = turn.parts()
+            if turn.gave_back:
+                self._prefetched = None
+            if parts:
+                return parts
+        raise AssertionError("the oldest sequence has room")
 
     def _serve(
         self, served: list[Running], answer: Callable[[list[Running]], Sequence[object]]
@@ -174,7 +213,7 @@ class Engine:
         for one, value in zip(served, answers, strict=True):
             if isinstance(value, Exception):
                 self._throw(one, value)
-            else:
+            elif not isinstance(value, NotYet):
                 self._resume(one, value)
 
     def _end_late(self) -> None:
@@ -201,7 +240,10 @@ class Engine:
         if self._deadlines:
             self._end_late()
         while self.queue and self.free_lanes:
-            ticket = take_next(self.queue)
+            ticket = next_ticket(self.queue)
+            if not self._has_pages_for(ticket):
+                break
+            self.queue.remove(ticket)
             ticket.started = time.perf_counter()
             try:
                 if ticket.asks_costs or ticket.due is not None:
@@ -215,8 +257,16 @@ class Engine:
                 continue
             one = Running(ticket, self._best_lane(ticket), coroutine)
             self.free_lanes.remove(one.lane)
+            for host in self.hosts:
+                host.memos[one.lane].begin(ticket.seq.text)
             self.running.append(one)
             self._resume(one, None)
+
+    def _has_pages_for(self, ticket: Ticket) -> bool:
+        """Is there room for a text, and for those who run to grow?"""
+        running = len(self.running)
+        text = ticket.seq.text
+        return not running or all(has_room(host, text, running) for host in self.hosts)
 
     def _best_lane(self, ticket: Ticket) -> int:
         """The free lane whose slots, of all models together, hold the longest part of this text
@@ -273,7 +323,8 @@ class Engine:
         without rows, which would fail the forward of all."""
         if isinstance(one.waits_for, Question):
             rows = one.waits_for.plan.rows.shape[1]
-            room = host_of(one).room
+            host = host_of(one)
+            room = min(host.room, host.slots.table.scratch_slot)
             if not 0 < rows <= room:
                 raise NotAble(f"a plan of {rows} rows does not fit into a lane of {room} slots.")
 
@@ -288,6 +339,8 @@ class Engine:
         one.waits_for = None
         one.last_question = None
         self.running.remove(one)
+        for host in self.hosts:
+            host.memos[one.lane].rest()
         self.free_lanes.append(one.lane)
         self.free_lanes.sort()
         if not self.running:
@@ -355,27 +408,32 @@ class Engine:
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""
-        return self._answers(served, self._run_plans(served))
+        logits_RV = self._run_parts(host_of(served[0]))
+        whole = [part.one for part in self._parts if part.is_whole]
+        if len(whole) < len(served):
+            reads = [sum(map(len, part.plan.reads)) for part in self._parts]
+            asked = np.repeat([part.is_whole for part in self._parts], reads)
+            logits_RV = logits_RV[to_device(asked.nonzero()[0], torch.long, logits_RV.device)]
+        answers = dict(zip(whole, self._answers(whole, logits_RV), strict=True))
+        return [answers.get(one, NotYet()) for one in served]
 
-    def _run_plans(self, served: list[Running]) -> Tensor:
-        host = host_of(served[0])
-        plans = [question_of(one).plan for one in served]
-        memos = [host.memos[one.lane] for one in served]
-        starts = [memo.start(plan) for memo, plan in zip(memos, plans)]
-        lanes = [one.lane for one in served]
-        batch = host.batch(list(zip(lanes, plans, starts)))
+    def _run_parts(self, host: Host) -> Tensor:
+        parts = self._parts
+        memos = [host.memos[part.one.lane] for part in parts]
+        batch = host.batch([(part.one.lane, part.plan, part.start) for part in parts])
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         self._prefetched = None
-        logits_RV = self._timed_forward(host, batch, question_of(served[0]).drafting)
-        for memo, plan, start in zip(memos, plans, starts):
-            memo.ran(plan, start)
+        drafting = question_of(parts[0].one).drafting
+        logits_RV = self._timed_forward(host, batch, drafting)
+        for memo, part in zip(memos, parts):
+            memo.ran(part.plan, part.start)
         return logits_RV
 
     def _write(self, served: list[Running]) -> Sequence[object]:
         """Let one model write on for all who ask for so many tokens."""
         host = host_of(served[0])
-        logits_BV = self._run_plans(served)
+        logits_BV = self._run_parts(host)
         began = time.perf_counter()
         asked = [continuation_of(one) for one in served]
         assert isinstance(host.writer, Continuations)
@@ -398,7 +456,8 @@ class Engine:
 
     def _timed_forward(self, host: Host, batch: Batch, drafting: bool = False) -> Tensor:
         began = time.perf_counter()
-        self.watch.forward(host.costs, [one.rows for one in batch.segments], drafting)
+        shares = [Share(one.rows, sum(map(len, one.plan.reads))) for one in batch.segments]
+        self.watch.forward(host.costs, shares, drafting)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
         self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began

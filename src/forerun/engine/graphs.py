@@ -36,6 +36,7 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone, SlotStorage
 from forerun.engine.cache import Slots
 from forerun.engine.pack import TILE_ROWS, Batch, Tiles, make_tiles
+from forerun.engine.pages import PageTable
 from forerun.errors import NotAble
 from forerun.sequence.rows import HI, HORIZON, POSITION
 
@@ -103,23 +104,23 @@ class StaticBatch(Batch):
     It has no segments: what is known of them at capture would be wrong at the next replay.
     """
 
-    def __init__(self, size: CaptureSize, scratch_slot: int, device: torch.device):
+    def __init__(self, size: CaptureSize, table: PageTable, device: torch.device):
         self.device = device
         self.segments = []
-        self._scratch_slot = scratch_slot
+        self.table = table
         on_gpu = device.type == "cuda"
-        parts = [6 * size.rows, size.reads, 6 * size.tiles]
+        parts = [7 * size.rows, size.reads, 6 * size.tiles]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None
         rows, self._host_reads, bounds = np.split(self._host.numpy(), np.cumsum(parts)[:-1])
-        self._host_rows = rows.reshape(6, -1)
+        self._host_rows = rows.reshape(7, -1)
         self._host_bounds = bounds.reshape(6, -1)
-        rows_6T, self.reads_R, bounds_6N = self._device.split(parts)
-        self._rows_6T = rows_6T.view(6, -1)
+        rows_7T, self.reads_R, bounds_6N = self._device.split(parts)
+        self._rows_7T = rows_7T.view(7, -1)  # five integers, where it lives, its lane's pages
         self._bounds_6N = bounds_6N.view(6, -1)
-        self.tokens_T, self.positions_T, *_, self.slots_T = self._rows_6T
-        spans_3T = self._rows_6T[HORIZON : HI + 1]
+        self.tokens_T, self.positions_T, *_, self.slots_T, self._pages_T = self._rows_7T
+        spans_3T = self._rows_7T[HORIZON : HI + 1]
         self.tiles = Tiles(self._bounds_6N, spans_3T, size.height, size.splits)
 
     def set_tokens(self, tokens_T: Tensor, steps: int) -> None:
@@ -127,11 +128,17 @@ class StaticBatch(Batch):
         stays where it is."""
         self.tokens_T.copy_(tokens_T)
         if steps:
-            on_T = (self.slots_T != self._scratch_slot).long() * steps
+            on_T = (self._pages_T != self.table.padding).long() * steps
             on_N = (self._bounds_6N[1] > 0).long() * steps
-            self._rows_6T[POSITION : HORIZON + 1] += on_T
-            self._rows_6T[5] += on_T
+            self._rows_7T[POSITION : HORIZON + 1] += on_T
+            self._find_slots()
             self._bounds_6N[3:] += on_N
+
+    def _find_slots(self) -> None:
+        """Find where rows of plain text live: the slot of each is its position."""
+        size = self.table.size
+        starts_T = self.table.on_device[self._pages_T + self.positions_T // size]
+        torch.add(starts_T, self.positions_T % size, out=self.slots_T)
 
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         if self._copied is not None:
@@ -140,8 +147,10 @@ class StaticBatch(Batch):
         reads = len(batch.reads)
         self._host_rows[:5, :rows] = batch.rows_5T
         self._host_rows[5, :rows] = batch.slots
+        self._host_rows[6, :rows] = batch.lanes * self.table.per_lane
         self._host_rows[:5, rows:] = 0
-        self._host_rows[5, rows:] = self._scratch_slot
+        self._host_rows[5, rows:] = self.table.scratch_slot
+        self._host_rows[6, rows:] = self.table.padding
         self._host_reads[:reads] = batch.reads
         self._host_reads[reads:] = 0
         self._host_bounds[:, : tiles.count] = tiles.bounds_6N
@@ -151,8 +160,8 @@ class StaticBatch(Batch):
             self.tokens_T[:rows] = batch.drawn_T
         if batch.moved is not None:
             on_T = batch.moved.of_rows(rows)
-            self._rows_6T[POSITION : HORIZON + 1, :rows] += on_T
-            self._rows_6T[5, :rows] += on_T
+            self._rows_7T[POSITION : HORIZON + 1, :rows] += on_T
+            self._find_slots()
             self._bounds_6N[3:, : tiles.count] += batch.moved.of_rows(tiles.count)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
@@ -241,7 +250,7 @@ class ForwardRunner(Generic[SlotStorage]):
         start = time.perf_counter()
         plain = self._forward_plain(batch)
         assert isinstance(self.slots, Slots), "a capturable backbone keeps its keys in Slots"
-        fixed = StaticBatch(size, self.slots.scratch_slot, self.backbone.device)
+        fixed = StaticBatch(size, self.slots.table, self.backbone.device)
         fixed.fill(batch, tiles)
         captured = CapturedForward(self._forward_plain, fixed, size.rows, self._pool)
         logits = captured.replay(batch, tiles)

@@ -23,6 +23,7 @@ from forerun.engine.costs import (
 )
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pack import Batch
+from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.sequence.rows import Plan, causal_rows
 
 
@@ -33,6 +34,12 @@ def _several_processes() -> bool:
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
+
+
+# Rows of prompts in one forward while others write: with more, a forward takes twice as long as
+# one of few rows, by `bench/pages.py`.
+CHUNKS = {"cpu": 16}
+CHUNK = 256
 
 
 @dataclass
@@ -71,13 +78,17 @@ class Host:
         room: int,
         impossible_tokens: Sequence[int] = (),
         graphs: bool | None = None,
+        pages: PageShape | None = None,
     ):
         self.backbone = backbone
         self.room = room
         self.impossible_tokens = [token for token in impossible_tokens if token < backbone.vocab]
-        self.slots = backbone.make_slots(lanes, room)
+        self.slots = backbone.make_slots(lanes, room, pages)
         self.runner = ForwardRunner(backbone, self.slots, graphs)
-        self.memos = [Memo(room) for _ in range(lanes)]
+        on_cpu = backbone.device.type == "cpu"
+        self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
+        self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
+        self.chunk = CHUNKS.get(backbone.device.type, CHUNK)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
@@ -103,8 +114,12 @@ class Host:
         if self.costs.known:
             return
         most = min(self.room, self.backbone.context, ROWS[-1])
+        self.pool.wake(lane)
+        self.memos[lane].release()
+        if not self.pool.ensure(pages_for(most, self.pool.size)):
+            return
         curve = measure(lambda rows: self._try(lane, rows), most, self.device.type)
-        self.memos[lane].forget()
+        self.memos[lane].release()
         self.costs.curve = curve
         save_curve(about, curve)
 
@@ -116,9 +131,20 @@ class Host:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def batch(self, work: Sequence[tuple[int, Plan, int]]) -> Batch:
-        """The rows that must run: (lane, plan, first row of the plan that runs)."""
-        return Batch(work, self.room, self.device)
+    def batch(self, work: Sequence[tuple[int, Plan, int]], ahead: int = 0) -> Batch:
+        """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are
+        made the lanes' own; so are those that they need `ahead` positions on."""
+        for lane, plan, start in work:
+            end = plan.rows.shape[1]
+            self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
+        self.slots.table.to_device()
+        return Batch(work, self.slots.table, self.device)
+
+    def forget(self) -> None:
+        """Let go of everything that slots hold, to begin cold."""
+        for memo in self.memos:
+            memo.release()
+        self.pool.clear()
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

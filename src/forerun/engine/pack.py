@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.pages import PageTable
 from forerun.probability.transfer import to_device
 from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
 
@@ -75,8 +76,14 @@ class Batch:
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
 
-    def __init__(self, work: Sequence[tuple[int, Plan, int]], context: int, device: torch.device):
-        """`work` is (lane, plan, first row that must run) of every sequence."""
+    def __init__(
+        self,
+        work: Sequence[tuple[int, Plan, int]],
+        table: PageTable | int,
+        device: torch.device,
+    ):
+        """`work` is (lane, plan, first row that must run) of every sequence. `table` says where
+        lanes live; a number stands for lanes of so many slots, one after the other."""
         self.device = device
         lanes, plans, starts = zip(*work)
         sizes = [plan.rows.shape[1] - start for plan, start in zip(plans, starts)]
@@ -85,11 +92,27 @@ class Batch:
         self.rows_5T = _concatenate([plan.rows[:, start:] for plan, start in zip(plans, starts)])
         # from where a row is packed to its place in its own plan
         shift = np.array(starts) - offsets
-        self.slots = np.arange(sum(sizes)) + (shift + np.array(lanes) * context).repeat(sizes)
+        if isinstance(table, int):
+            table = PageTable(max(lanes) + 1, table)
+        self.table = table
+        self.lanes = np.array(lanes).repeat(sizes)
+        self.slots = table.places(self.lanes, np.arange(sum(sizes)) + shift.repeat(sizes))
         reads = _concatenate([branch for plan in plans for branch in plan.reads])
         self.reads = reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
+        self._spans: dict[int, slice | Tensor] = {}
+
+    def span(self, index: int) -> slice | Tensor:
+        """Where the slots live that a segment may look at."""
+        if index not in self._spans:
+            segment = self.segments[index]
+            span = self.table.span(segment.lane, segment.end)
+            if isinstance(span, slice):
+                self._spans[index] = span
+            else:
+                self._spans[index] = torch.from_numpy(span).to(self.device)
+        return self._spans[index]
 
     @property
     def is_plain_text(self) -> bool:
@@ -143,7 +166,7 @@ class Batch:
         """The same forward with sequences side by side, for devices that prefer one large attention
         to many small ones."""
         if window not in self._padded:
-            self._padded[window] = PaddedBatch(self.segments, window, self.device)
+            self._padded[window] = PaddedBatch(self, window)
         return self._padded[window]
 
 
@@ -167,9 +190,12 @@ class PaddedBatch:
     """Segments side by side: [B, T, ...] rows against [B, S, ...] slots. The mask is made on the
     device from the five integers."""
 
-    def __init__(self, segments: Sequence[Segment], window: int | None, device: torch.device):
+    def __init__(self, batch: Batch, window: int | None):
+        segments = batch.segments
+        device = batch.device
         longest = max(s.rows for s in segments)
         self.slots = max(s.end for s in segments)
+        places = np.full((len(segments), self.slots), batch.table.scratch_slot, np.int64)
         rows = np.zeros((len(segments), 5, longest), np.int64)
         rows[:, HORIZON] = 1  # padding rows look at slot 0 and are thrown away
         gather = np.zeros((len(segments), longest), np.int64)
@@ -178,10 +204,8 @@ class PaddedBatch:
             rows[b, :, : s.rows] = s.rows_to_run()
             gather[b, : s.rows] = np.arange(s.offset, s.offset + s.rows)
             scatter.append(b * longest + np.arange(s.rows))
-        lanes = [s.lane for s in segments]
-        self.lanes: slice | Tensor = slice(0, len(lanes))
-        if lanes != list(range(len(lanes))):
-            self.lanes = torch.tensor(lanes, device=device)
+            places[b, : s.end] = batch.table.places(np.array(s.lane), np.arange(s.end))
+        self.places_BS = torch.from_numpy(places).to(device)
         self.gather_BT = torch.from_numpy(gather).to(device)
         self.scatter_T = torch.from_numpy(np.concatenate(scatter)).to(device)
         rows_B5T1 = torch.from_numpy(rows).to(device)[..., None]

@@ -112,6 +112,7 @@ class TokenPrefetch(Prefetch):
     @classmethod
     def guess(cls, running: Sequence[Running], host: Host) -> TokenPrefetch | None:
         self = cls(host, running)
+        pages = 0
         for one in running:
             assert one.last_question is not None
             plan = next_token_plan(one.last_question.plan)
@@ -121,7 +122,8 @@ class TokenPrefetch(Prefetch):
                 return None
             self.foreseen[one] = Foreseen(plan, plan.stored - 1)
             self.rows_of[one] = 1
-        return self
+            pages += host.memos[one.lane].pages_needed(plan.stored - 1, plan.stored)
+        return self if host.pool.ensure(pages) else None
 
     def batch(self, applied: Applied) -> Batch:
         work = [(one.lane, *self.foreseen[one]) for one in self.running]
@@ -172,7 +174,14 @@ class ChainPrefetch(Prefetch):
             judged.plan.stored + 1 + self.length <= most and one.seq.remaining > 2 * self.length + 1
             for one, judged in self.judged.items()
         )
-        return self if fits and not lengths and self.length else None
+        if not fits or lengths or not self.length:
+            return None
+        ahead = 1 + 2 * self.length
+        pages = sum(
+            host.memos[judged.lane].pages_needed(judged.known, judged.known + ahead)
+            for judged in self.judged.values()
+        )
+        return self if host.pool.ensure(pages) else None
 
     def batch(self, applied: Applied) -> Batch:
         work = []
@@ -182,7 +191,7 @@ class ChainPrefetch(Prefetch):
             end = rows.shape[1]
             plan = Plan(rows, [np.arange(judged.known, end)], end, causal=end)
             work.append((judged.lane, plan, judged.known))
-        batch = self.host.batch(work)
+        batch = self.host.batch(work, ahead=self.length)
         token_B1 = applied.column("token")[:, None]
         guess_BK = applied.column("repeated")[:, : self.length]
         tokens_BL = torch.cat([token_B1, guess_BK], 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -38,12 +38,10 @@ def due_at(ticket: Ticket) -> float:
     return inf if ticket.due is None else ticket.submitted + ticket.due.seconds
 
 
-def take_next(queue: MutableSequence[Ticket]) -> Ticket:
-    """Take the ticket that goes next out of a queue."""
+def next_ticket(queue: Sequence[Ticket]) -> Ticket:
+    """The ticket of a queue that goes next."""
     best = min(range(len(queue)), key=lambda i: (-queue[i].priority, due_at(queue[i]), i))
-    ticket = queue[best]
-    del queue[best]
-    return ticket
+    return queue[best]
 
 
 class Foresight:

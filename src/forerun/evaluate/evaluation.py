@@ -65,9 +65,10 @@ class Evaluation:
     seconds: float | None = None
     shown: Mapping[str, Any] = field(default_factory=dict)
     warm_up: bool | None = None  # None: where forwards are captured, on a GPU
+    grade_later: bool = False  # by a `Grader`, on a machine that need not have the model
 
     def __post_init__(self) -> None:
-        self._graded: dict[tuple[str, str], Scores] = {}  # methods often write the same
+        self._grader = Grader(self.benchmark, self.examiner)
         if self.likelihood is None:
             self.likelihood = Likelihood(self.model, seed=self.style.seed)
 
@@ -80,7 +81,8 @@ class Evaluation:
         self, choices: Sequence[MethodChoice], progress: Progress = no_progress
     ) -> list[AnswerFile]:
         """The answers of each method; one file where nothing is decoded."""
-        if self.benchmark.runs_code and isinstance(self.examiner, SandboxExaminer):
+        runs_code = self.benchmark.runs_code and not self.grade_later
+        if runs_code and isinstance(self.examiner, SandboxExaminer):
             self.examiner.limits  # noqa: B018 - refuses what cannot be isolated, before the work
         if self.only_scores:
             file = self._file(None)
@@ -204,8 +206,7 @@ class Evaluation:
         it learnt of the text, would make it look faster. Nothing runs now."""
         for host in self.model.engine.hosts:
             host.shared_state.clear()
-            for memo in host.memos:
-                memo.forget()
+            host.forget()
 
     # --- what is scored -------------------------------------------------------
 
@@ -244,10 +245,23 @@ class Evaluation:
         assert isinstance(item.ask, Choose)
         return [self.likelihood.pair(item.ask.context, choice) for choice in item.ask.choices]
 
-    # --- what is graded -------------------------------------------------------
-
     def _grade(self, file: AnswerFile) -> None:
-        items = {item.id: item for item in self.items}
+        if not self.grade_later:
+            self._grader.grade(file, self.items)
+
+
+@dataclass
+class Grader:
+    """Grades answers; the same answer of several methods once."""
+
+    benchmark: Benchmark
+    examiner: Examiner
+
+    def __post_init__(self) -> None:
+        self._known: dict[tuple[str, str], Scores] = {}
+
+    def grade(self, file: AnswerFile, asked: Sequence[Item]) -> None:
+        items = {item.id: item for item in asked}
         records = [record for record in file.ungraded() if record.item in items]
         workers = min(GRADERS, os.cpu_count() or 1) if self.benchmark.runs_code else 1
         pool = ThreadPoolExecutor(workers)
@@ -260,10 +274,10 @@ class Evaluation:
 
     def _scores(self, item: Item, record: Record) -> Scores:
         answer = record.answer
-        known = (item.id, digest([*vars(answer).values()]))
-        if known not in self._graded:
-            self._graded[known] = self.benchmark.grade(item, answer, self.examiner)
-        return self._graded[known]
+        key = (item.id, digest([*vars(answer).values()]))
+        if key not in self._known:
+            self._known[key] = self.benchmark.grade(item, answer, self.examiner)
+        return self._known[key]
 
 
 def weights_stamp(name: str) -> float | None:

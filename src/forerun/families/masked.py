@@ -126,7 +126,8 @@ class Masked(Family):
                 read[unrun] = np.arange(rows.shape[1], rows.shape[1] + unrun.sum())
                 rows = self._look_beyond(rows, read[~unrun], board, speaking[unrun])
             reads.append(read)
-        return Plan(rows, reads, stored=length, trusted=keep)
+        relied_on = scope.policy != "none"
+        return Plan(rows, reads, stored=length, trusted=keep, relied_on=relied_on)
 
     @staticmethod
     def _look_beyond(

@@ -13,7 +13,7 @@ from pydantic import Field
 from forerun.api import Model
 from forerun.errors import BadOption
 from forerun.requests.infill import Infilled
-from forerun.requests.jobs import Job, Jobs, wake
+from forerun.requests.jobs import Bell, Job, Jobs
 from forerun.requests.result import Result
 from forerun.requests.traces import Line, end_line, with_texts
 from forerun.serve.orders import How, check_sequences, how_to
@@ -107,7 +107,7 @@ async def lines(started: Sequence[Started]) -> AsyncIterator[list[Line]]:
     """The traces of some runs as they grow, a few lines at a time. Whoever stops reading cancels
     what still runs."""
     arrived = asyncio.Event()
-    wake_up = partial(wake, asyncio.get_running_loop(), arrived)
+    wake_up = partial(Bell.of(asyncio.get_running_loop()).ring, arrived)
     readers = [
         Reader(one.decoding.model, job, one.first + index)
         for one in started

@@ -111,8 +111,7 @@ def forwards(
         batch = verdict_batch(model, size.batch, size.context, size.tokens)
         timed.append(timed_forward(model, batch, size, best, turns))
         progress(len(timed), len(sizes))
-    for memo in model.host.memos:
-        memo.forget()
+    model.host.forget()
     return best, timed
 
 

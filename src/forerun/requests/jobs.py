@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -382,7 +384,7 @@ class Jobs:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
         arrived = asyncio.Event()
-        self._wake = partial(wake, asyncio.get_running_loop(), arrived)
+        self._wake = partial(Bell.of(asyncio.get_running_loop()).ring, arrived)
         while True:
             arrived.clear()  # before looking: what comes after the look sets it again
             while not self._events.empty():
@@ -492,9 +494,37 @@ def reporting(progress: Progress) -> Iterator[Callable[[int, int], object]]:
         yield move
 
 
-def wake(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(arrived.set)
+class Bell:
+    """Wakes an event loop from other threads, for all who wait in it: once, however many events
+    come before it looks. Waking it is a system call, and a step of the engine ends with something
+    for every request."""
+
+    _bells: WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = ref(loop)
+        self._arrived: deque[asyncio.Event] = deque()
+        self._rung = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
+        """The bell of a loop; to be asked for in that loop."""
+        return cls._bells.setdefault(loop, cls(loop))
+
+    def ring(self, arrived: asyncio.Event) -> None:
+        """Have an event set in the loop."""
+        self._arrived.append(arrived)
+        loop = self._loop()
+        if self._rung or loop is None:
+            return
+        self._rung = True
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._rung = False  # before looking: what comes after the look rings again
+        while self._arrived:
+            self._arrived.popleft().set()
 
 
 class Stream:

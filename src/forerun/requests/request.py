@@ -160,6 +160,11 @@ def _fixed_drafter(method: registry.Method, draft: object) -> Any:
             f"method={method.name!r} needs draft=: the name of a model that fills blanks, such as "
             f"'zoo:any-subset'."
         )
+    elif isinstance(draft, str) and draft in registry.names("drafters"):
+        raise BadOption(
+            f"draft={draft!r}: method={method.name!r} drafts with a model that fills blanks; name "
+            f"one, such as 'zoo:any-subset', or use method='speculative'."
+        )
     return drafter_class
 
 

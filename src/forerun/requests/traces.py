@@ -17,6 +17,7 @@ from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest
 from forerun.requests.result import Result
 from forerun.sequence.canvas import BLANK
+from forerun.sequence.trace import Event
 
 VERSION = 2  # of the schema; 1 had commits only
 
@@ -66,6 +67,11 @@ def end_line(result: Result) -> Line:
     return line
 
 
+def commit_line(event: Event) -> Line:
+    """What was decided at once, of a request that records nothing else."""
+    return {"kind": "commit", **asdict(event)}
+
+
 def with_texts(line: Mapping[str, Any], request: int, decode: Decode) -> Line:
     """A line with its request, and with a text beside every token."""
     told: Line = {**line, "request": request}
@@ -85,7 +91,7 @@ def _texts(tokens: Sequence[int | None], decode: Decode) -> list[str]:
 
 def trace_lines(result: Result, request: int, decode: Decode) -> list[Line]:
     """The trace of a result: all that was recorded, or its commits."""
-    recorded: list[Mapping[str, Any]] = [{"kind": "commit", **asdict(e)} for e in result.trace]
+    recorded: list[Mapping[str, Any]] = [commit_line(event) for event in result.trace]
     if result.recorded is not None:
         recorded = [*result.recorded, end_line(result)]
     return [with_texts(line, request, decode) for line in recorded]

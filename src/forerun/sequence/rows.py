@@ -25,6 +25,8 @@ class Plan:
     # Leading rows taken from slots if their tokens are the same, whatever they once saw. This is
     # approximate on purpose.
     trusted: int = 0
+    # Will later plans trust these rows? Then what the slots hold cannot be computed again.
+    relied_on: bool = False
     # Leading rows that are plain left-to-right text: comparing their tokens is enough.
     causal: int = 0
 

@@ -9,21 +9,25 @@ from typing import Any
 
 from starlette.responses import Response
 
+# Making an encoder takes as long as using it.
+_PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
 
 def encoded(value: Any) -> bytes:
     """JSON in UTF-8. Half characters, which only clients' own words may hold, become escapes, and
     numbers that JSON does not have become null."""
     try:
-        return _dumps(value, ensure_ascii=False).encode()
+        return _written(_PLAIN, value).encode()
     except UnicodeEncodeError:
-        return _dumps(value, ensure_ascii=True).encode()
+        return _written(_ESCAPED, value).encode()
 
 
-def _dumps(value: Any, ensure_ascii: bool) -> str:
+def _written(encoder: json.JSONEncoder, value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"))
+        return encoder.encode(value)
     except ValueError:  # a log-probability of nothing, say
-        return json.dumps(finite(value), ensure_ascii=ensure_ascii, separators=(",", ":"))
+        return encoder.encode(finite(value))
 
 
 def finite(value: Any) -> Any:

@@ -3,11 +3,13 @@ alerts need only another prefix."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from forerun.requests.result import Result
@@ -68,7 +70,10 @@ class Metrics:
             return Counter(f"forerun:{name}", text, [*label, *more], registry=self.registry)
 
         self.first_token = histogram("time_to_first_token_seconds", "Of streams, queue included.")
-        self.between = histogram("inter_token_latency_seconds", "Of streams: between two pieces.")
+        self.between = Intervals(
+            "forerun:inter_token_latency_seconds", "Of streams: between two pieces."
+        )
+        self.registry.register(self.between)
         self.per_token = histogram("request_time_per_output_token_seconds", "Decoding per token.")
         self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end.")
         self.queue = histogram("request_queue_time_seconds", "Waiting for a lane.")
@@ -119,6 +124,31 @@ class Metrics:
         for position, count in enumerate(kept):
             if count:
                 self.accepted_at.labels(model, str(position)).inc(count)
+
+
+class Intervals(Collector):
+    """A histogram for what happens at every token: the library's own takes many times as long."""
+
+    def __init__(self, name: str, text: str):
+        self.name = name
+        self.text = text
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def note(self, model: str, seconds: float) -> None:
+        if model not in self._counts:
+            self._counts[model] = [0] * (len(SECONDS) + 1)
+            self._sums[model] = 0.0
+        self._counts[model][bisect_left(SECONDS, seconds)] += 1
+        self._sums[model] += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self.name, self.text, labels=["model_name"])
+        limits = [*map(str, map(float, SECONDS)), "+Inf"]
+        for model, counts in list(self._counts.items()):
+            buckets = list(zip(limits, map(float, accumulate(counts))))
+            family.add_metric([model], buckets, self._sums[model])
+        yield family
 
 
 class LoadGauges(Collector):

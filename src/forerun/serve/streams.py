@@ -13,13 +13,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from forerun.api import Model
 from forerun.requests.jobs import Job, Jobs
 from forerun.requests.result import Result
+from forerun.requests.traces import commit_line, with_texts
 from forerun.sequence.trace import Event
 from forerun.serve.admission import Visit
 from forerun.serve.errors import unavailable
@@ -99,7 +100,7 @@ class Decoding:
         if last is None:
             metrics.first_token.labels(self.served.id).observe(now - self.arrived)
         else:
-            metrics.between.labels(self.served.id).observe(now - last)
+            metrics.between.note(self.served.id, now - last)
         self._last_piece[index] = now
 
     async def results(self) -> list[list[Result]]:
@@ -125,12 +126,9 @@ class Decoding:
         return prompts, self.jobs.tokens
 
     def told(self, traced: Traced) -> dict[str, Any]:
-        """A trace event as plain data, with the text of its tokens."""
-        decode = self.model.decode
-        texts = [decode([token]) for token in traced.event.tokens]
-        rejected = [decode([token]) for token in traced.event.rejected]
-        line = {"index": traced.index, **asdict(traced.event)}
-        return {**line, "texts": texts, "rejected_texts": rejected}
+        """A line of a trace: the one that `/v1/traces` keeps."""
+        decode = partial(self.model.decode, special=True)
+        return with_texts(commit_line(traced.event), traced.index, decode)
 
     def sequences(self) -> list[Job]:
         return [job for job in self.jobs.jobs if isinstance(job, Job)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from forerun.api import Model
@@ -32,10 +33,11 @@ class Traces:
     def keep(self, id: str, client: str, model: Model, results: Sequence[Result]) -> None:
         if not self.most or not results:
             return
+        decode = partial(model.decode, special=True)
         lines = [
             line
             for index, result in enumerate(results)
-            for line in trace_lines(result, index, model.decode)
+            for line in trace_lines(result, index, decode)
         ]
         self._kept[id] = KeptTrace(client, model.name, results[0].method, lines)
         while len(self._kept) > self.most:

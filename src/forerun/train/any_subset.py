@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.errors import BadOption
-from forerun.train.base import FamilySettings, TextObjective
+from forerun.train.base import FamilySettings, TextObjective, without_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,6 +96,8 @@ class AnySubsetObjective(TextObjective):
 
     def loss(self, network: PreTrainedModel, *batch: Tensor) -> Tensor:
         tokens_BL, order_BL, known_B, horizon_BL, blanks_B = batch
+        if is_xlnet(network):
+            return self._xlnet_loss(network, tokens_BL, order_BL, known_B, blanks_B)
         length = tokens_BL.shape[1]
         content_BL = tokens_BL.gather(1, order_BL)
         logits_BLV = network(
@@ -111,8 +113,46 @@ class AnySubsetObjective(TextObjective):
         blank_BL = torch.arange(length, device=tokens_BL.device) >= known_B[:, None]
         return (loss_BL * blank_BL).sum() / blanks_B.sum()
 
+    def _xlnet_loss(
+        self,
+        network: PreTrainedModel,
+        tokens_BL: Tensor,
+        order_BL: Tensor,
+        known_B: Tensor,
+        blanks_B: Tensor,
+    ) -> Tensor:
+        """The same by XLNet's own two streams, at the positions of the text. A query that would
+        see nothing counts nothing: under the library's mask it would look at everything."""
+        if self.ahead:
+            raise BadOption(f"ahead={self.ahead:g}: XLNet's queries see what its content sees.")
+        length = tokens_BL.shape[1]
+        rank_BL = order_BL.argsort(1)
+        given_BL = rank_BL < known_B[:, None]
+        sees_BLL = rank_BL[:, None] < rank_BL[:, :, None]
+        sees_BLL = sees_BLL | (given_BL[:, None] & given_BL[:, :, None])
+        every_LL = torch.eye(length, device=tokens_BL.device)
+        logits_BLV = network(
+            input_ids=tokens_BL,
+            perm_mask=(~sees_BLL).float(),
+            target_mapping=every_LL.expand(len(tokens_BL), -1, -1),
+            use_mems=False,
+        ).logits
+        loss_BL = F.cross_entropy(
+            without_token(logits_BLV, self.mask_token).flatten(0, 1),
+            tokens_BL.flatten(),
+            reduction="none",
+        ).view_as(tokens_BL)
+        return (loss_BL * (~given_BL & (rank_BL > 0))).sum() / blanks_B.sum()
+
     def held_out(self) -> AnySubsetObjective:
         return replace(self, ahead=0.0)
+
+
+def is_xlnet(network: nn.Module) -> bool:
+    """Is it an XLNet, whatever wraps it?"""
+    while isinstance(inner := getattr(network, "module", None), nn.Module):
+        network = inner
+    return getattr(getattr(network, "config", None), "model_type", None) == "xlnet"
 
 
 def prompt_lengths(

@@ -7,7 +7,7 @@ import math
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class TrainingRun:
         self.out = out
         self.on_gpu = torch.cuda.is_available()
         self.accelerator = Accelerator(mixed_precision="bf16" if self.on_gpu else "no")
-        progress = self._load(network)
+        progress = self._load(network, corpus)
         self.objective = make_objective(recipe.objective, recipe.options)
         self._gather(corpus)
         self.share = self._share()
@@ -74,12 +74,13 @@ class TrainingRun:
         self.began = time.perf_counter() - progress.seconds
         self.losses: list[Tensor] = []  # since the last validation
 
-    def _load(self, network: PreTrainedModel | None) -> Progress:
+    def _load(self, network: PreTrainedModel | None, corpus: Corpus) -> Progress:
         """Network and optimiser as they begin, or as a stopped run left them."""
         recipe = self.recipe
         if network is None:
             network = new_network(recipe)
         check_context(network, recipe.context)
+        check_tokens(network, corpus)
         trained = add_adapters(network, recipe.lora) if recipe.lora else network
         optimiser = torch.optim.AdamW(
             parameter_groups(trained, recipe.weight_decay),
@@ -220,10 +221,30 @@ def new_network(recipe: Recipe) -> PreTrainedModel:
     return network
 
 
+def check_tokens(network: PreTrainedModel, corpus: Corpus) -> None:
+    """Refuse text whose tokens the network has no rows for."""
+    embedding: Any = network.get_input_embeddings()
+    rows = len(embedding.weight)
+    most = max(int(corpus.train.max()), int(corpus.valid.max()))
+    if most >= rows:
+        raise BadOption(
+            f"the text has the token {most}, and the network knows {rows}: it needs the tokenizer "
+            "of its own checkpoint (tokenizer:)."
+        )
+
+
+def _is_library(network: object) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(network, PreTrainedModel)
+
+
 def add_adapters(network: PreTrainedModel, rank: int) -> nn.Module:
     """The network with low-rank adapters beside its matrices: only they are trained."""
     if find_spec("peft") is None:
         raise BadOption(f"lora={rank} needs peft: pip install 'forerun[lora]'.")
+    if not _is_library(network):
+        raise BadOption(f"lora={rank}: adapters do not fit {network.config.model_type}.")
     from peft import LoraConfig, get_peft_model
 
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")

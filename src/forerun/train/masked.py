@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import BadOption
+from forerun.options import check_flag
 from forerun.train.base import FamilySettings, TextObjective, without_token
 
 if TYPE_CHECKING:
@@ -35,17 +36,20 @@ class MaskedObjective(TextObjective):
     # share of those regions that are masked whole (t = 1), as a one-step draft meets them
     whole: float = 0.0
     least: float = 0.02  # of t: below it the weight 1/t is mostly noise
+    shifted: bool = False  # does a row predict the token after its own, as in Dream?
 
     def __post_init__(self) -> None:
         for name in ("suffix", "whole"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadOption(f"{name}={getattr(self, name)!r} must lie between 0 and 1.")
+        check_flag("shifted", self.shifted)
         if not 0 < self.least < 1:
             raise BadOption(f"least={self.least!r} must lie between 0 and 1.")
 
     @property
     def family_settings(self) -> FamilySettings:
-        return {"family": "masked", "mask_token": self.mask_token}
+        settings: FamilySettings = {"family": "masked", "mask_token": self.mask_token}
+        return {**settings, "shifted": True} if self.shifted else settings
 
     def prepare(self, tokens_BL: Tensor, rng: np.random.Generator, step: int) -> tuple[Tensor, ...]:
         size, length = tokens_BL.shape
@@ -57,6 +61,8 @@ class MaskedObjective(TextObjective):
         index_L = np.arange(length)
         region_BL = (index_L >= start_B[:, None]) & (index_L < end_B[:, None])
         masked_BL = region_BL & (rng.random((size, length)) < t_B[:, None])
+        if self.shifted:
+            masked_BL[:, 0] = False  # no row predicts the first token
         # Nats per token of the region: every sequence counts the same.
         weight_BL = masked_BL / t_B[:, None] / (end_B - start_B)[:, None]
         return (
@@ -97,6 +103,8 @@ class MaskedObjective(TextObjective):
             attention_mask=seen_BL[:, None, None].expand(-1, 1, tokens_BL.shape[1], -1),
             use_cache=False,
         ).logits
+        if self.shifted:
+            logits_BLV = logits_BLV.roll(1, 1)
         return without_token(logits_BLV, self.mask_token)
 
     def held_out(self) -> MaskedObjective:

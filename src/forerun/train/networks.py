@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from forerun import zoo
-from forerun.checkpoints import hub, resolve
+from forerun.checkpoints import diffusion, formats, hub, resolve, tokenizers
+from forerun.checkpoints.files import read_json
 from forerun.errors import BadOption
 
 if TYPE_CHECKING:
@@ -22,8 +23,33 @@ def load_network(name: str) -> PreTrainedModel:
     if base.startswith("zoo:"):
         network, _ = zoo.load(base.removeprefix("zoo:"), torch.float32, torch.device("cpu"))
     else:
-        network = hub.load_weights(resolve.find(base), torch.device("cpu"), torch.float32)
+        network = _load_checkpoint(base)
     return hub.with_adapters(network, adapters) if adapters else network
+
+
+def _load_checkpoint(name: str) -> PreTrainedModel:
+    source = resolve.find(name)
+    raw = formats.read_raw_config(source)
+    if raw is None:
+        return hub.load_weights(source, torch.device("cpu"), torch.float32)
+    if raw["model_type"] in formats.OWN_NETWORKS:
+        own: Any = diffusion.trainable_diffusion_transformer(source, raw)
+        return own
+    network, _ = diffusion.load(source, raw, torch.device("cpu"), torch.float32)
+    return network
+
+
+def family_settings(name: str) -> dict[str, Any]:
+    """What a checkpoint says of its family: its mask token, and whether its rows are shifted. Empty
+    for one that goes from left to right."""
+    base, _ = resolve.split_adapters(name)
+    if base.startswith("zoo:"):
+        return zoo.family_settings(base.removeprefix("zoo:"))
+    source = resolve.find(base)
+    raw = formats.read_raw_config(source)
+    if raw is None:
+        return {} if source.gguf else dict(read_json(source, "config.json").get("forerun") or {})
+    return dict(formats.family_settings(source.name, raw))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
@@ -33,14 +59,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     base, _ = resolve.split_adapters(name)
     if base.startswith("zoo:"):
         return zoo.tokenizer()
-    tokenizer = hub.load_tokenizer(resolve.find(base))
+    tokenizer = tokenizers.load_tokenizer(resolve.find(base))
     if tokenizer is None:
-        raise BadOption(f"{base!r} has no tokenizer in its folder.")
+        raise BadOption(
+            f"{base!r} has no tokenizer in its folder: name another checkpoint's with tokenizer:."
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise BadOption(
             f"{base!r} has a tokenizer in pure Python: training needs one of `tokenizers`, with a "
             f"file tokenizer.json."
         )
+    if tokenizer.eos_token_id is None:
+        raise BadOption(f"the tokenizer of {base!r} has no token that ends a text (eos_token).")
     return tokenizer
 
 

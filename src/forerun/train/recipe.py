@@ -24,6 +24,9 @@ class Recipe:
     # a checkpoint to begin from: a directory, a hub id or zoo:NAME; without one, fresh weights
     start: str | None = None
     model: dict[str, Any] = field(default_factory=dict)  # model_type and config, for transformers
+    # a checkpoint whose tokenizer is used, by the same names; without one, that of `start`, else
+    # the zoo's. A fresh network takes its vocabulary and mask token from it
+    tokenizer: str | None = None
     context: int = 256  # tokens per training sequence
     batch: int = 256  # sequences per step, over all processes
     steps: int = 1000
@@ -53,6 +56,7 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise BadOption(f"{name}={value!r} must be a number.")
+        self._check_names()
         make_objective(self.objective, self.options)  # refuses unknown names and bad options
         if self.decay not in DECAYS:
             raise unknown("decay", self.decay, DECAYS)
@@ -63,6 +67,12 @@ class Recipe:
         check_whole("lora", self.lora, least=0)
         if self.batch % self.accumulate:
             raise BadOption(f"accumulate={self.accumulate} must divide batch={self.batch}.")
+
+    def _check_names(self) -> None:
+        for name in ("start", "tokenizer", "judge"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise BadOption(f"{name}={value!r} must name a checkpoint.")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

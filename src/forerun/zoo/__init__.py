@@ -46,8 +46,12 @@ def stages(name: str) -> list[Path]:
 
 def family(name: str) -> str:
     """The family of a shipped model, from the metadata of its file."""
-    family_settings = _config(name).get("forerun") or {}
-    return family_settings.get("family", "causal")
+    return family_settings(name).get("family", "causal")
+
+
+def family_settings(name: str) -> dict[str, Any]:
+    """What a shipped model says of its family; empty for one that goes from left to right."""
+    return dict(_config(name).get("forerun") or {})
 
 
 def context(name: str) -> int:

@@ -34,10 +34,11 @@ LOG2_E = 1.4426950408889634
     do_not_specialize_on_alignment=["spans", "tiles"],
 )
 def _attention(
-    q, keys, values, lane_stride, slot_stride, spans, rows, tiles, count, splits,
+    q, keys, values, table, per_lane, slot_stride, spans, rows, tiles, count, splits,
     out, shares, tops, masses, scale,
     G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
-    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, SHARE: tl.constexpr, LAUNCH: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, the heads of one key head; SPLIT: one share of the slots that it sees."""
     wait_for_last(LAUNCH)
@@ -56,12 +57,12 @@ def _attention(
         query_at = q + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
         query = tl.load(query_at, row_inside[:, None] & (d[None, :] < D), 0)
         horizon, row_lo, row_hi = _load_spans(spans, rows, row, row_inside)
-        at_lane = lane * lane_stride + group * D
+        pages = table + lane * per_lane
         inside = row_inside[:, None] & (d[None, :] < D)
         if SPLIT:
             top, mass, seen = _add_share(
-                query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo,
-                begin, end, scale, D, DIM, HEIGHT, SLOTS,
+                query, keys + group * D, values + group * D, pages, slot_stride,
+                horizon, row_lo, row_hi, near, lo, begin, end, scale, D, DIM, HEIGHT, SLOTS, PAGE,
             )  # fmt: skip
             entry = (row * G * FOLD + head) * splits + tl.program_id(2)
             tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
@@ -73,8 +74,9 @@ def _attention(
             folded = tl.zeros([HEIGHT, DIM], tl.float32)
             for share in range(begin, end, SHARE):
                 top, mass, seen = _add_share(
-                    query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo,
-                    share, tl.minimum(share + SHARE, end), scale, D, DIM, HEIGHT, SLOTS,
+                    query, keys + group * D, values + group * D, pages, slot_stride,
+                    horizon, row_lo, row_hi, near, lo, share, tl.minimum(share + SHARE, end), scale,
+                    D, DIM, HEIGHT, SLOTS, PAGE,
                 )  # fmt: skip
                 best, total, folded = _fold(best, total, folded, top, mass, seen)
             place = out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
@@ -83,8 +85,9 @@ def _attention(
 
 @triton.jit
 def _add_share(
-    query, keys, values, at_lane, slot_stride, horizon, row_lo, row_hi, near, lo, begin, end, scale,
+    query, keys, values, pages, slot_stride, horizon, row_lo, row_hi, near, lo, begin, end, scale,
     D: tl.constexpr, DIM: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
     """One share: the highest score, the mass of the weights by it, and the values so weighted."""
     top = tl.full([HEIGHT], float("-inf"), tl.float32)
@@ -94,7 +97,7 @@ def _add_share(
     for at in range(begin, end, SLOTS):
         index = at + tl.arange(0, SLOTS)
         slot = tl.where(index < near, index, index - near + lo)
-        at_slot = at_lane + slot * slot_stride
+        at_slot = _places(pages, index, slot, at, near, lo, SLOTS, PAGE) * slot_stride
         held = index < end
         key = tl.load(keys + at_slot[None, :] + d[:, None], held[None, :] & (d[:, None] < D), 0)
         scores = tl.dot(query, key, input_precision="ieee") * scale
@@ -111,6 +114,22 @@ def _add_share(
         seen = tl.math.fma(seen, tl.broadcast_to(shrink[:, None], seen.shape), weighted)
         top = highest
     return top, mass, seen
+
+
+@triton.jit
+def _places(
+    pages, index, slot, at, near, lo, SLOTS: tl.constexpr, PAGE: tl.constexpr
+):  # fmt: skip
+    """Where slots live. A page is as long as what is taken at a time, or some times that, and
+    `at` is a multiple of it: so the slots before `near` lie in one page, and those from `lo` on in
+    two neighbouring ones at most."""
+    mixed = at + SLOTS > near  # most have slots of the first kind only
+    far = (tl.maximum(at, near) - near + lo) // PAGE
+    near_page = tl.load(pages + at // PAGE)
+    far_page = tl.load(pages + far, mixed, 0)
+    next_page = tl.load(pages + far + 1, mixed, 0)
+    far_pages = tl.where(slot // PAGE == far, far_page, next_page)
+    return tl.where(index < near, near_page, far_pages) + slot % PAGE
 
 
 @triton.jit
@@ -189,9 +208,10 @@ def attention(
     layer: int, q_THD: Tensor, tiles: Tiles[Tensor], slots: Slots, scale: float
 ) -> Tensor:
     """What rows see in their slots, [T, H * D]."""
-    keys = slots.keys[layer]
-    values = slots.values[layer]
-    groups, dim = keys.shape[2:]
+    keys, values = slots.flat(layer)
+    table = slots.table
+    assert table.size % SLOTS == 0, "the kernel looks up one page for slots that it takes at once"
+    groups, dim = keys.shape[1:]
     rows, heads, _ = q_THD.shape
     splits = tiles.splits
     out_TE = q_THD.new_empty(rows, heads * dim)
@@ -205,8 +225,9 @@ def attention(
         q_THD,
         keys,
         values,
+        table.on_device,
+        table.per_lane,
         keys.stride(0),
-        keys.stride(1),
         tiles.spans_3T,
         rows,
         tiles.bounds_6N,
@@ -224,6 +245,7 @@ def attention(
         SPLIT=splits > 1,
         HEIGHT=height,
         SLOTS=SLOTS,
+        PAGE=table.size,
         SHARE=SHARE,
         num_warps=4 if (height <= 64 and splits > 1) or height <= 32 else 8,
         num_stages=3 if height <= 64 else 2,

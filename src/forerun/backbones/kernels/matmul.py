@@ -12,7 +12,7 @@ T rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
@@ -22,18 +22,20 @@ from torch import Tensor
 
 from forerun.backbones.kernels.elementwise import RMSNorm, add_parts, norm, swiglu
 from forerun.backbones.kernels.launch import launch_options, wait_for_last
+from forerun.backbones.kernels.packed import BLOCK, PLAIN, PackedMatrix, load_matrix
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
-    x, weight, bias, out, partial_sums, arrivals, rows, N, K, part,
-    BIASED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LAUNCH: tl.constexpr,
+    x, weight, scales, bias, out, partial_sums, arrivals, rows, N, K, part,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """Rows times a matrix [N, K] (GATED: [2N, K]). Programs of the same outputs run side by side;
-    each adds up `part` inputs, and the last one to arrive adds up all PARTS, in their order.
-    TRANSPOSED puts the matrix on the side of which matrix units take more at a time."""
+    """Rows times a matrix [N, K] (GATED: [2N, K]), packed in BITS or plain. Programs of the
+    same outputs run side by side; each adds up `part` inputs, and the last one to arrive adds up
+    all PARTS, in their order. TRANSPOSED puts the matrix on the side of which matrix units take
+    more at a time."""
     wait_for_last(LAUNCH)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -48,16 +50,30 @@ def _product(
     for at in range(begin, end, BK):
         left = at + k < end
         piece = tl.load(row_at + at + k[None, :], row_inside & left[None, :], 0)
-        matrix = tl.load(
-            weight + n[:, None].to(tl.int64) * K + at + k[None, :], output_inside & left[None, :], 0
-        )
-        total = _add_product(total, piece, matrix, TRANSPOSED)
-        if GATED:
+        if BITS == 16:
             matrix = tl.load(
-                weight + (n + N)[:, None].to(tl.int64) * K + at + k[None, :],
+                weight + n[:, None].to(tl.int64) * K + at + k[None, :],
                 output_inside & left[None, :],
                 0,
             )
+        else:
+            matrix = load_matrix(
+                weight, scales, n, N, at, end, K, BITS, GROUP, BN, BK, x.dtype.element_ty
+            )
+        total = _add_product(total, piece, matrix, TRANSPOSED)
+        if GATED:
+            if BITS == 16:
+                matrix = tl.load(
+                    weight + (n + N)[:, None].to(tl.int64) * K + at + k[None, :],
+                    output_inside & left[None, :],
+                    0,
+                )
+            else:
+                # past its end a block of gates meets the first of up: what it gives is not stored
+                matrix = load_matrix(
+                    weight, scales, n + N, 2 * N, at, end, K, BITS, GROUP, BN, BK,
+                    x.dtype.element_ty,
+                )  # fmt: skip
             total_up = _add_product(total_up, piece, matrix, TRANSPOSED)
     if TRANSPOSED:
         total = tl.trans(total)
@@ -156,6 +172,7 @@ MOST_PARTS = 8
 MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
 FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
+PACKED_ROWS = 64  # up to which a packed matrix is widened inside of the product
 FEW_ROWS = 64  # up to which ours is faster than the library, if sums must keep our order
 # where ours is faster than the library, by kind: up to so many rows
 FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
@@ -166,6 +183,12 @@ def tiling_for(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
         return FLOAT32_TILING
     *few, (_, any_rows) = TILINGS[kind].items()
     return next((tiling for most, tiling in few if rows <= most), any_rows)
+
+
+def packed_tiling(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
+    """A packed block takes more registers than a plain one, and fewer bytes."""
+    tiling = tiling_for(kind, rows, dtype)
+    return replace(tiling, inputs=max(BLOCK, min(tiling.inputs, 2 * BLOCK)))
 
 
 def parts_of(outputs: int, inputs: int, gated: bool) -> tuple[int, int]:
@@ -189,7 +212,7 @@ def product_kind(outputs: int, gated: bool) -> str:
 
 def product(
     x_TK: Tensor,
-    weight_KN: Tensor,
+    weight_KN: Tensor | PackedMatrix,
     bias_N: Tensor | None = None,
     *,
     normed: RMSNorm | None = None,
@@ -204,6 +227,11 @@ def product(
         x_TK = norm(x_TK, *normed)
     rows = len(x_TK)
     kind = product_kind(weight_KN.shape[1], gated)
+    if isinstance(weight_KN, PackedMatrix):
+        if rows <= PACKED_ROWS:
+            tiling = packed_tiling(kind, rows, x_TK.dtype)
+            return fixed_product(x_TK, weight_KN, tiling, bias_N, gated=gated, onto=onto)
+        weight_KN = weight_KN.widened().t()
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
     by_rows = weight_KN.stride(0) == 1
     by_library = partial(library_product, gated=gated, onto=onto)
@@ -280,7 +308,7 @@ def _same_bits(
 
 def fixed_product(
     x_TK: Tensor,
-    weight_NK: Tensor,
+    weight_NK: Tensor | PackedMatrix,
     tiling: ProductTiling,
     bias_N: Tensor | None = None,
     *,
@@ -289,7 +317,9 @@ def fixed_product(
 ) -> Tensor:
     """A product in one launch, with the matrix as [N, K]."""
     rows, inputs = x_TK.shape
-    outputs = len(weight_NK) // 2 if gated else len(weight_NK)
+    packed = weight_NK if isinstance(weight_NK, PackedMatrix) else None
+    matrix = weight_NK.codes if isinstance(weight_NK, PackedMatrix) else weight_NK
+    outputs = len(matrix) // 2 if gated else len(matrix)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
     parts, part = parts_of(outputs, inputs, gated)
     grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(outputs, tiling.outputs), parts)
@@ -302,7 +332,8 @@ def fixed_product(
         assert grid[0] * grid[1] <= MOST_TILES
     _product[grid](
         x_TK,
-        weight_NK,
+        matrix,
+        matrix if packed is None else packed.scales_NG,
         x_TK if bias_N is None else bias_N,
         out,
         sums,
@@ -311,6 +342,8 @@ def fixed_product(
         outputs,
         inputs,
         part,
+        BITS=PLAIN if packed is None else packed.bits,
+        GROUP=1 if packed is None else packed.group,
         BIASED=bias_N is not None,
         GATED=gated,
         ADDED=onto is not None,

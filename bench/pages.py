@@ -1,0 +1,264 @@
+"""What pages and chunks are good for: `python bench/pages.py [lanes|prefix|gap ...]`.
+
+- lanes: how many sequences of mixed lengths are decoded at once in 24 and 140 GB with the keys and
+  values of a 7B model, with and without pages. The engine, its pages and its order of service are
+  real; forwards are not run.
+- prefix: what a common beginning of requests saves.
+- gap: the longest gap of streams while a prompt of 8k tokens is read beside them.
+
+`--device cuda` runs the last two with the 7B shape on a GPU. Needs torch and transformers only.
+`--write` puts the tables into docs/serving.md, `--json FILE` keeps the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from page import DOCS, write_part
+
+from forerun.api import Model
+from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.loop import InCaller
+from forerun.engine.pack import Batch
+from forerun.engine.pages import PAGE, PageShape, PageTable, pages_for
+from forerun.families.causal import Causal
+from forerun.profile.shapes import random_model
+
+START = "<!-- pages: bench/pages.py writes this part -->"
+END = "<!-- end of pages -->"
+CPU = torch.device("cpu")
+SLOT_BYTES = 2 * 28 * 4 * 128 * 2  # keys and values of the 7B shape, bfloat16
+WEIGHT_BYTES = 7.62e9 * 2
+FOR_SLOTS = 0.9  # of what the weights leave
+CONTEXT = 8192 + 512
+
+
+class NoStorage:
+    """Pages without memory."""
+
+    def __init__(self, table: PageTable):
+        self.table = table
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        pass
+
+
+class NoNetwork(SlottedBackbone):
+    """A backbone whose forwards give the same logits to all."""
+
+    vocab = 8
+    context = CONTEXT
+    cost = 1.0
+    device = CPU
+    dtype = torch.float32
+    layers = heads = key_heads = head_dim = 1
+
+    def bytes_per_lane(self, context: int) -> int:
+        return 0
+
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Any:
+        return NoStorage(PageTable(lanes, context, pages))
+
+    def forward(self, batch: Batch, slots: Any) -> torch.Tensor:
+        return torch.zeros(len(batch.reads), self.vocab)
+
+
+def mixed_requests(count: int, common: int, seed: int = 0) -> list[tuple[list[int], int]]:
+    """Prompts of 64 to 8,192 tokens and outputs of 16 to 512, both uniform by their logarithm; the
+    first `common` tokens are the same for all."""
+    rng = np.random.default_rng(seed)
+    prompts = np.exp(rng.uniform(np.log(64), np.log(8192), count)).astype(int)
+    outputs = np.exp(rng.uniform(np.log(16), np.log(512), count)).astype(int)
+    found = []
+    for prompt, output in zip(prompts, outputs):
+        own = rng.integers(1, 7, max(0, prompt - common)).tolist()
+        found.append(([3] * min(common, prompt) + own, int(output)))
+    return found
+
+
+def sequences_at_once(memory: float, common: int, steps: int) -> dict[str, float]:
+    """How many sequences have their keys in memory, on average, while others wait for room."""
+    slots = int((memory - WEIGHT_BYTES) * FOR_SLOTS / SLOT_BYTES)
+    whole = pages_for(Causal().slots(CONTEXT)) * PAGE
+    reserved = slots // whole
+    lanes = min(1536, 8 * slots // CONTEXT)
+    m = Model("fake", Causal(), NoNetwork(), lanes=lanes, context=CONTEXT, threaded=False)
+    m.engine.slots = slots
+    m.engine.chunk = 10**6  # so that lanes are filled soon
+    m.host.pool.copies = False  # as on a GPU
+    for prompt, output in mixed_requests(4 * lanes, common):
+        m.submit(prompt, max_tokens=output, ignore_eos=True, method="ar")
+    at_once = []
+    use = []
+    for _ in range(steps):
+        if not m.engine.queue:
+            break
+        m.engine.step()
+        at_once.append(sum(bool(m.host.memos[one.lane].pages) for one in m.engine.running))
+        use.append(m.host.pool.in_use / m.host.pool.table.count)
+    settled = slice(len(at_once) // 2, None)
+    return {
+        "GB": memory / 1e9,
+        "common": common,
+        "pages": m.host.pool.table.count,
+        "reserved": reserved,
+        "paged": round(statistics.mean(at_once[settled])),
+        "in use": round(statistics.mean(use[settled]), 3),
+        "hit rate": round(m.host.pool.stats.hit_rate, 3),
+        "taken back": m.host.pool.stats.taken_back,
+    }
+
+
+def measured_model(arguments: argparse.Namespace, lanes: int, context: int) -> Model:
+    cuda = arguments.device == "cuda"
+    shape = arguments.shape or ("qwen2.5-7b" if cuda else "smollm2-135m")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    model = random_model(shape, torch.device(arguments.device), dtype, lanes, context)
+    model.driver = InCaller(model.engine)
+    return model
+
+
+def text(length: int, seed: int, vocab: int) -> list[int]:
+    return np.random.default_rng(seed).integers(5, vocab, length).tolist()
+
+
+def common_beginning(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Requests with one system prompt, with what earlier ones left and without."""
+    model = measured_model(arguments, lanes=4, context=2048)
+    system = text(arguments.system, 0, model.vocab)
+    prompts = [system + text(32, 1 + i, model.vocab) for i in range(arguments.requests)]
+    how = dict(method="ar", max_tokens=8, ignore_eos=True)
+    model.generate(text(arguments.system, 99, model.vocab), **how)  # warms up
+    seconds = {}
+    texts = {}
+    for kind in ("without", "with"):
+        model.host.forget()
+        stats = model.host.pool.stats
+        stats.asked_rows = stats.found_rows = 0
+        seconds[kind] = []
+        texts[kind] = []
+        for prompt in prompts:
+            if kind == "without":
+                model.host.forget()
+            began = time.perf_counter()
+            texts[kind].append(model.generate(prompt, **how).token_ids)
+            seconds[kind].append(time.perf_counter() - began)
+    later = {kind: statistics.median(taken[1:]) for kind, taken in seconds.items()}
+    return {
+        "model": model.name,
+        "system tokens": len(system),
+        "requests": len(prompts),
+        "hit rate": round(model.host.pool.stats.hit_rate, 3),
+        "seconds without": round(later["without"], 3),
+        "seconds with": round(later["with"], 3),
+        "saved per request": round(later["without"] - later["with"], 3),
+        "same texts": texts["with"] == texts["without"],
+        "bits kept": model.backbone.deterministic,
+    }
+
+
+def longest_gap(arguments: argparse.Namespace, chunk: int | None) -> dict[str, Any]:
+    """Gaps between two tokens of streams, alone and while a long prompt is read. `chunk` 0 reads it
+    in one piece."""
+    model = measured_model(arguments, arguments.streams + 1, arguments.prompt + 1024)
+    model.engine.chunk = 10**6 if chunk == 0 else chunk
+    how = dict(method="ar", max_tokens=1000, ignore_eos=True)
+    streams = [model.submit(text(32, i, model.vocab), **how) for i in range(arguments.streams)]
+    reader: Any = None
+    gaps: dict[str, list[float]] = {"alone": [], "beside": []}
+    watched = streams[0].jobs[0].seq
+    last = time.perf_counter()
+    known = watched.known
+    tokens = 0
+    while reader is None or not reader.jobs[0].seq.trace.forwards:
+        model.engine.step()
+        if watched.known == known:
+            continue
+        known = watched.known
+        now = time.perf_counter()
+        tokens += 1
+        if tokens > 20:  # the first capture and warm up
+            gaps["alone" if reader is None else "beside"].append(now - last)
+        last = now
+        if tokens == 100:
+            began = now
+            reader = model.submit(
+                text(arguments.prompt, 77, model.vocab), **{**how, "max_tokens": 1}
+            )
+    read = time.perf_counter() - began
+    gaps["beside"].append(time.perf_counter() - last)
+    usual = statistics.median(gaps["alone"])
+    beside = sorted(gaps["beside"])
+    return {
+        "model": model.name,
+        "streams": arguments.streams,
+        "prompt": arguments.prompt,
+        "chunk": "whole" if chunk == 0 else model.host.chunk,
+        "usual ms": round(1e3 * usual, 2),
+        "longest alone ms": round(1e3 * max(gaps["alone"]), 2),
+        "median beside ms": round(1e3 * statistics.median(beside), 2),
+        "p99 beside ms": round(1e3 * beside[int(0.99 * (len(beside) - 1))], 2),
+        "longest beside ms": round(1e3 * beside[-1], 2),
+        "longest over usual": round(beside[-1] / usual, 2),
+        "p99 over usual": round(beside[int(0.99 * (len(beside) - 1))] / usual, 2),
+        "prompt read in s": round(read, 2),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    lines += [f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", default=["lanes", "prefix", "gap"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--shape", help="of the model that is timed")
+    parser.add_argument("--steps", type=int, default=200, help="of the engine, for lanes")
+    parser.add_argument(
+        "--system", type=int, default=512, help="tokens that all requests begin with"
+    )
+    parser.add_argument("--requests", type=int, default=6)
+    parser.add_argument("--streams", type=int, help="beside the prompt; 31 on cuda, else 3")
+    parser.add_argument("--prompt", type=int, default=8192)
+    parser.add_argument("--chunks", default="default,whole", help="rows; numbers, default or whole")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    arguments.streams = arguments.streams or (31 if arguments.device == "cuda" else 3)
+    found: dict[str, list[dict[str, Any]]] = {}
+    if "lanes" in arguments.parts:
+        pairs = [(gb * 1e9, common) for gb in (24, 140) for common in (0, 1024)]
+        found["lanes"] = [sequences_at_once(*pair, arguments.steps) for pair in pairs]
+    if "prefix" in arguments.parts:
+        found["prefix"] = [common_beginning(arguments)]
+    if "gap" in arguments.parts:
+        special = {"default": None, "whole": 0}
+        chunks = [special.get(c, c) for c in arguments.chunks.split(",")]
+        found["gap"] = [longest_gap(arguments, None if c is None else int(c)) for c in chunks]
+    where = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
+    told = f"`python bench/pages.py` on {where}, {date.today()}."
+    parts = "\n\n".join([told, *(table(rows) for rows in found.values())])
+    print(parts)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"where": where, **found}, indent=1))
+    if arguments.write:
+        write_part(DOCS / "serving.md", parts, START, END)
+
+
+if __name__ == "__main__":
+    main()

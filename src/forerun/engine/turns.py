@@ -1,0 +1,183 @@
+"""Who takes part in a forward, and with which of their rows.
+
+Everybody who waits for a model takes part, with two exceptions. A long prompt is read a chunk at a
+time while others write, so that no stream stands still for it. And where pages run out, a younger
+sequence gives its own to an older one: nothing is lost, it is computed again when there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from forerun.engine.cache import Memo
+from forerun.engine.host import Host
+from forerun.engine.pages import pages_for
+from forerun.engine.ticket import Running
+from forerun.sequence.question import Continuation, Question
+from forerun.sequence.rows import HI, HORIZON, Plan, causal_rows
+
+GROWTH = 2  # pages that are left for each sequence at work when another begins
+FEW = 8  # rows that are not read: so many are no prompt
+ALONE = 2048  # rows of prompts in one forward where nobody writes
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one sequence runs in a forward: its plan from `start` on, or the beginning of that."""
+
+    one: Running
+    plan: Plan
+    start: int
+    is_whole: bool
+
+
+class Turn:
+    """One forward in the making."""
+
+    def __init__(self, host: Host, running: Sequence[Running], from_all: bool = False):
+        """With `from_all` even those give pages back whose slots cannot be computed again as they
+        were: an approximate cache is then refreshed before its time."""
+        self._host = host
+        self._from_all = from_all
+        self._running = running
+        self._older = {one: older for older, one in enumerate(running)}
+        self._waiting = [one for one in running if _question(one, host) is not None]
+        self._being_read: set[tuple[bytes, ...]] = set()
+        self.gave_back = False  # did somebody give pages back?
+
+    def parts(self) -> list[Part]:
+        ready = [one for one in self._waiting if self._may_go_on(one)]
+        starts = {one: self._memo(one).find(plan_of(one)) for one in ready}
+        reading = {one for one, start in starts.items() if _unread(plan_of(one), start) > FEW}
+        left = self._host.chunk if self._somebody_writes(reading) else ALONE
+        parts = []
+        for one, start in starts.items():
+            if self._memo(one).gave_back:  # to an older one, just now
+                continue
+            part = self._part(one, start, left)
+            if part is None or not self._make_room(part):
+                continue
+            if one in reading:
+                left -= part.plan.rows.shape[1] - start
+            parts.append(part)
+        return parts
+
+    def _somebody_writes(self, reading: set[Running]) -> bool:
+        return any(one.seq.trace.forwards and one not in reading for one in self._running)
+
+    def _may_go_on(self, one: Running) -> bool:
+        """Is there room again for a sequence that gave its pages back, and for those before it to
+        grow?"""
+        memo = self._memo(one)
+        older = self._older[one]
+        if not memo.gave_back or not older:
+            memo.gave_back = False
+            return True
+        rows = plan_of(one).rows
+        needed = pages_for(rows.shape[1], self._host.pool.size) + GROWTH * older
+        if not self._host.pool.copies:
+            needed -= self._host.pool.held_prefix(rows)
+        memo.gave_back = not self._host.pool.ensure(needed)
+        return not memo.gave_back
+
+    def _memo(self, one: Running) -> Memo:
+        return self._host.memos[one.lane]
+
+    def _part(self, one: Running, start: int, left: int) -> Part | None:
+        """What a sequence runs if so many rows of prompts are left to run; None: nothing yet."""
+        plan = plan_of(one)
+        unread = _unread(plan, start)
+        if unread <= FEW:
+            return Part(one, plan, start, True)
+        if left <= 0 or self._is_being_read(plan, start):
+            return None
+        end = last_closed(plan, start, start + left) if unread > left else None
+        if end is None:
+            return Part(one, plan, start, True)
+        return Part(one, beginning(plan, end), start, False)
+
+    def _is_being_read(self, plan: Plan, start: int) -> bool:
+        """Does another read the same page in this forward? Then it will be found in the next."""
+        size = self._host.pool.size
+        end = (start // size + 1) * size
+        if end > plan.stored or last_closed(plan, end - 1, end) is None:
+            return False
+        page = (plan.rows[:, :end].tobytes(),)
+        if page in self._being_read:
+            return True
+        self._being_read.add(page)
+        return False
+
+    def _make_room(self, part: Part) -> bool:
+        """Give a sequence the pages that it needs now, if need be those of younger ones."""
+        memo = self._memo(part.one)
+        asked = part.one.waits_for
+        ahead = asked.tokens if isinstance(asked, Continuation) else 0
+        older = self._older[part.one]
+        while True:
+            needed = memo.pages_needed(part.start, plan_of(part.one).rows.shape[1] + ahead)
+            if self._host.pool.ensure(needed):
+                break
+            if not self._take_from_youngest(older):
+                return False
+        memo.count_found(plan_of(part.one), part.start)
+        memo.claim(part.start, part.plan.rows.shape[1] + ahead)
+        return True
+
+    def _take_from_youngest(self, older: int) -> bool:
+        for one in reversed(self._running[older + 1 :]):
+            memo = self._memo(one)
+            if memo.pages and (self._from_all or not memo.relied_on):
+                memo.release()
+                memo.gave_back = True
+                self._host.pool.stats.taken_back += 1
+                self.gave_back = True
+                return True
+        return False
+
+
+def _question(one: Running, host: Host) -> Question | None:
+    asked = one.waits_for
+    return asked if isinstance(asked, Question) and asked.host is host else None
+
+
+def plan_of(one: Running) -> Plan:
+    assert isinstance(one.waits_for, Question)
+    return one.waits_for.plan
+
+
+def _unread(plan: Plan, start: int) -> int:
+    """Rows that must run before the first one that is read."""
+    return 0 if plan.trusted else plan.first_read - start
+
+
+def last_closed(plan: Plan, start: int, limit: int) -> int | None:
+    """The last place up to `limit` at which a plan can be cut: rows before it see nothing behind
+    it, and are remembered."""
+    limit = min(limit, plan.stored)
+    if start < limit <= plan.causal:
+        return limit
+    sees = np.maximum(plan.rows[HORIZON, :limit], plan.rows[HI, :limit])
+    closed = np.flatnonzero(np.maximum.accumulate(sees) <= np.arange(1, limit + 1)) + 1
+    return int(closed[-1]) if len(closed) and closed[-1] > start else None
+
+
+def beginning(plan: Plan, end: int) -> Plan:
+    """The first rows of a plan. The last one is read, though nobody asked: a forward without
+    reads would be a case of its own."""
+    rows = plan.rows[:, :end]
+    return replace(
+        plan, rows=rows, reads=[np.array([end - 1])], stored=end, causal=min(plan.causal, end)
+    )
+
+
+def has_room(host: Host, text: np.ndarray, running: int) -> bool:
+    """Is there room for a text, and for so many others to grow?"""
+    pool = host.pool
+    needed = pages_for(len(text) + 1, pool.size) + GROWTH * running
+    if pool.ensure(needed):
+        return True
+    return not pool.copies and pool.ensure(needed - pool.held_prefix(causal_rows(text)))

@@ -1,0 +1,129 @@
+"""Checkpoints in the layouts in which they are published: they load with every key used, their own
+tokenizer, template and stop tokens, and none of their code runs."""
+
+import json
+
+import pytest
+import torch
+
+import forerun
+from forerun.checkpoints import formats, resolve
+from tests.published import BASE, HELLO, LAYOUTS, TEXT
+
+NAMES = [layout.name for layout in LAYOUTS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All of them, written once."""
+    place = tmp_path_factory.mktemp("hub")
+    for layout in LAYOUTS:
+        layout.write(place)
+    return place
+
+
+@pytest.fixture
+def load(folder, monkeypatch):
+    def never(*_):
+        raise AssertionError("the library asked whether code may run")
+
+    monkeypatch.setattr("builtins.input", never)
+    return lambda layout: forerun.load(str(folder / layout.name), lanes=2, max_context=64)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+def test_it_loads_as_what_it_is_and_writes(layout, load):
+    m = load(layout)
+    assert m.family.name == layout.family
+    assert getattr(m.family, "mask_token", None) == layout.mask
+    assert getattr(m.family, "shifted", False) == layout.shifted
+    assert getattr(m.family, "block", None) == layout.block
+    if layout.tokenizer is None:
+        assert m.tokenizer is None
+    else:
+        check_tokenizer(layout, m)
+    prompt = [5, 9, m.vocab - 1 if m.vocab - 1 != layout.mask else m.vocab - 2]
+    found = m.generate(prompt, method=layout.method, max_tokens=6, ignore_eos=True)
+    assert len(found.token_ids) == 6 and layout.mask not in found.token_ids
+
+
+def check_tokenizer(layout, m):
+    assert m.eos == layout.ends
+    ids = m.encode(TEXT, special=False)
+    assert m.decode(ids) == TEXT and max(ids) < m.vocab
+    assert m.encode(TEXT)[-len(ids) :] == ids, "nothing comes after a text that goes on"
+    for token, number in m.tokenizer.get_vocab().items():
+        if number >= BASE and token.startswith("<|") and token != "<|endoftext|>":
+            assert m.encode(token, special=False) == [number], token
+    if layout.chat is not None:
+        rendered = m.tokenizer.apply_chat_template(
+            HELLO, add_generation_prompt=True, tokenize=False
+        )
+        assert rendered == layout.chat
+        assert m.generate(messages=HELLO, max_tokens=2, method=layout.method) is not None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+def test_a_key_too_few_or_too_many_is_named(layout, folder, tmp_path):
+    place = layout.write(tmp_path)
+    for file in place.glob("*model*"):
+        file.unlink()
+    weights = layout.weights()
+    gone = sorted(key for key in weights if key.endswith("weight") and "1." in key)[0]
+    save(place, {key: tensor for key, tensor in weights.items() if key != gone})
+    with pytest.raises(forerun.errors.BadCheckpoint, match="missing") as caught:
+        forerun.load(str(place))
+    assert "\n" not in str(caught.value)
+    save(place, {**weights, "model.layers.0.extra.weight": torch.zeros(2)})
+    with pytest.raises(forerun.errors.BadCheckpoint, match=r"extra\.weight"):
+        forerun.load(str(place))
+
+
+def save(place, weights):
+    from safetensors.torch import save_file
+
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_generation_config_says_how_to_sample(load):
+    [layout] = [layout for layout in LAYOUTS if layout.name == "JetLM/SDAR-8B-Chat"]
+    sampling = load(layout).default_sampling()
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.95)
+
+
+def test_precision_is_as_stored_where_it_is_asked_for(folder, tmp_path):
+    [layout] = [layout for layout in LAYOUTS if layout.name == "GSAI-ML/LLaDA-1.5"]
+    place = layout.write(tmp_path)
+    save(place, {key: tensor.bfloat16() for key, tensor in layout.weights().items()})
+    assert forerun.load(str(place), dtype="auto", max_context=64).backbone.dtype == torch.bfloat16
+    assert forerun.load(str(place), max_context=64).backbone.dtype == torch.float32
+
+
+def test_a_llama_is_a_diffusion_model_by_its_keys_or_its_name_alone(folder):
+    config = json.loads((folder / "diffusionfamily/diffullama" / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert (
+        formats.read_raw_config(resolve.find(str(folder / "cllm/consistency-llm-7b-math"))) is None
+    )
+
+
+def test_revisions_of_one_repository_are_different_models(tmp_path, monkeypatch):
+    [layout] = [layout for layout in LAYOUTS if layout.name == "therealgabeguo/ASARM"]
+    repository = tmp_path / "models--therealgabeguo--ASARM"
+    for seed, revision in enumerate(["code", "nlp"]):
+        place = layout.write(repository / "snapshots" / (revision * 20)[:40])
+        save(place, layout.weights(seed))
+        for file in place.iterdir():
+            file.rename(place.parents[1] / file.name)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text((revision * 20)[:40])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    models = [
+        forerun.load(f"therealgabeguo/ASARM@{name}", max_context=64) for name in ("code", "nlp")
+    ]
+    first, second = (m.generate("def f(", max_tokens=8, ignore_eos=True) for m in models)
+    assert first.token_ids != second.token_ids
+    assert [m.family.name for m in models] == ["any-subset"] * 2
+    with pytest.raises(forerun.errors.BadCheckpoint, match=r"it has code, nlp"):
+        forerun.load("therealgabeguo/ASARM")

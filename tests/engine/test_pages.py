@@ -1,0 +1,224 @@
+"""Slots in pages: shared, waited for and taken back, with the same texts as if there were room for
+all."""
+
+import numpy as np
+import pytest
+import torch
+
+import forerun
+from forerun.engine.cache import Memo
+from forerun.engine.engine import Engine
+from forerun.engine.pages import PagePool, PageShape, PageTable
+from forerun.engine.turns import FEW, beginning, last_closed
+from forerun.errors import BadOption, NoRoom
+from forerun.sequence.rows import Plan, causal_rows
+from tests import kernels_in_torch
+from tests.helpers import fresh, stepped
+
+SYSTEM = list(range(50, 90))
+HOW = dict(max_tokens=20, ignore_eos=True, method="ar")
+
+
+def paged(slots=None, copies=False, lanes=4, chunk=None, page=8):
+    """A model with small pages, held together as on a GPU."""
+    m = stepped(fresh(dtype=torch.float64, lanes=lanes))
+    m.engine.page = page
+    m.engine.slots = slots
+    m.engine.chunk = chunk
+    m.host.pool.copies = copies
+    return m
+
+
+def alone(prompt, **how):
+    return fresh(dtype=torch.float64, lanes=1).generate(prompt, **{**HOW, **how}).token_ids
+
+
+def checked(m):
+    for host in m.engine.hosts:
+        host.pool.check([memo.pages for memo in host.memos])
+    return m.host.pool
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_common_beginning_is_computed_once_and_found_by_whoever_has_it(copies):
+    m = paged(copies=copies)
+    prompts = [[*SYSTEM, 3 + i] for i in range(4)]
+    jobs = [m.submit(prompt, **HOW) for prompt in prompts]
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == [alone(p) for p in prompts]
+    pool = checked(m)
+    # The first reads the 40 tokens that all have; the others find them one forward later.
+    assert pool.stats.found_rows == 3 * 40 and m.host.work.rows == 41 + 3 + 4 * 19
+    assert bool(pool.stats.copied) == copies
+    # and so does whoever comes later
+    rows = m.host.work.rows
+    m.generate([*SYSTEM, 99], **{**HOW, "max_tokens": 1})
+    assert m.host.work.rows == rows + 1
+
+
+def test_lanes_with_a_common_beginning_hold_the_same_pages():
+    m = paged()
+    jobs = [m.submit([*SYSTEM, 3 + i], **HOW) for i in range(4)]
+    for _ in range(8):
+        m.engine.step()
+    lists = [memo.pages for memo in m.host.memos]
+    assert len({tuple(pages[:5]) for pages in lists}) == 1 and len({p[5] for p in lists}) == 4
+    assert checked(m).in_use == 5 + 4
+    for job in jobs[1:]:
+        job.cancel()
+    m.engine.run()
+    assert jobs[0].results()[0].token_ids == alone([*SYSTEM, 3])
+    m.host.forget()
+    assert checked(m).in_use == 0 and m.host.pool.kept == 0
+
+
+def test_a_text_is_read_to_its_end_from_pages_that_hold_all_of_it():
+    """Its last row is read, so it runs again: in a page of its own."""
+    m = paged()
+    jobs = [m.submit(SYSTEM, **HOW, temperature=1.0, seed=i) for i in range(3)]
+    m.engine.run()
+    for i, job in enumerate(jobs):
+        assert job.results()[0].token_ids == alone(SYSTEM, temperature=1.0, seed=i)
+    assert checked(m).stats.copied
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "speculative"])
+def test_where_pages_run_out_the_youngest_is_computed_again(method):
+    how = dict(HOW, method=method, temperature=1.0, max_tokens=40)
+    if method == "speculative":
+        how |= dict(draft=fresh(dtype=torch.float64, seed=1), k=3)
+    m = paged(slots=12 * 8, chunk=4)
+    prompts = [[*range(9 * i, 9 * i + 22)] for i in range(5)]
+    jobs = [m.submit(prompt, **how, seed=i) for i, prompt in enumerate(prompts)]
+    waited = 0
+    while m.engine.busy:
+        m.engine.step()
+        checked(m)
+        waited += bool(m.engine.queue and m.engine.free_lanes)
+    for i, job in enumerate(jobs):
+        assert job.results()[0].token_ids == alone(prompts[i], **how, seed=i)
+    assert waited and m.host.pool.stats.taken_back and m.host.pool.stats.evicted
+
+
+def test_what_was_let_go_longest_ago_goes_first():
+    pool = PagePool(PageTable(2, 64, PageShape(4, 8)), lambda *_: None, copies=False)
+    memos = [Memo(64, pool, lane) for lane in range(2)]
+
+    def read(memo, *tokens):
+        rows = causal_rows(np.array(tokens, np.int32).repeat(8))
+        plan = Plan(rows, [np.array([rows.shape[1] - 1])], rows.shape[1], causal=rows.shape[1])
+        start = memo.find(plan)
+        memo.claim(start, plan.stored)
+        memo.ran(plan, start)
+        return start
+
+    for tokens in ([1, 2], [3], [1, 2, 4]):  # the first is used again before there is no room
+        read(memos[0], *tokens)
+        memos[0].release()
+    assert pool.kept == 4
+    read(memos[0], 5)  # takes the page of 3
+    memos[0].release()
+    assert read(memos[1], 1, 2, 4) == 23 and pool.stats.evicted == 1
+    memos[1].release()
+    assert read(memos[0], 3) == 0 and pool.stats.evicted == 2
+    pool.check([memo.pages for memo in memos])
+
+
+def test_a_page_is_found_by_what_its_rows_saw():
+    pool = PagePool(PageTable(2, 64, PageShape(16, 8)), lambda *_: None, copies=False)
+    memos = [Memo(64, pool, lane) for lane in range(2)]
+    causal = causal_rows(np.arange(24, dtype=np.int32))
+    whole = causal.copy()
+    whole[2] = np.arange(24) // 8 * 8 + 8  # every row sees its block of 8
+    open_ended = whole.copy()
+    open_ended[2] = 24  # and here all of the text
+    reads = [np.array([23])]
+    for rows in (whole, open_ended):
+        memos[0].begin(np.zeros(0, np.int32))
+        memos[0].claim(0, 24)
+        memos[0].ran(Plan(rows, reads, 24), 0)
+    assert memos[1].find(Plan(whole, reads, 24)) == 16
+    memos[1].release()
+    for rows in (causal, open_ended):
+        assert memos[1].find(Plan(rows, reads, 24)) == 0
+    trusted = Plan(causal, reads, 24, trusted=8)
+    memos[0].begin(np.zeros(0, np.int32))
+    memos[0].claim(0, 24)
+    memos[0].ran(trusted, 0)  # what came of a row that was only trusted is nobody else's
+    assert memos[1].find(Plan(causal, reads, 24, causal=24)) == 0
+
+
+@pytest.mark.parametrize("chunk", [3, 16])
+def test_a_long_prompt_is_read_between_the_steps_of_others(chunk):
+    m = paged(chunk=chunk)
+    stream = m.submit([7, 8], **HOW)
+    while stream.jobs[0].seq.known < 5:
+        m.engine.step()
+    rows = []
+    forward = m.backbone.forward
+
+    def noted(batch, slots):
+        rows.append([segment.rows for segment in batch.segments])
+        return forward(batch, slots)
+
+    m.backbone.forward = noted
+    long = [*range(100)]
+    reader = m.submit(long, **{**HOW, "max_tokens": 5})
+    m.engine.run()
+    assert stream.results()[0].token_ids == alone([7, 8])
+    assert reader.results()[0].token_ids == alone(long, max_tokens=5)
+    beside = [counts for counts in rows if counts[0] == 1 and len(counts) == 2]
+    assert len(beside) >= min(16, 100 // chunk) and max(sum(c) for c in beside) <= 1 + chunk + FEW
+    assert reader.results()[0].stats.forwards == 5, "chunks are no forwards of a method"
+
+
+def test_rows_that_see_each_other_are_not_cut_apart():
+    rows = causal_rows(np.arange(24, dtype=np.int32))
+    plain = Plan(rows, [np.array([23])], 24, causal=24)
+    assert last_closed(plain, 3, 10) == 10 and last_closed(plain, 3, 99) == 24
+    rows = rows.copy()
+    rows[2] = np.arange(24) // 8 * 8 + 8
+    blocks = Plan(rows, [np.array([23])], 24)
+    assert last_closed(blocks, 0, 15) == 8 and last_closed(blocks, 8, 15) is None
+    part = beginning(blocks, 16)
+    assert part.stored == 16 and part.rows.shape == (5, 16) and part.first_read == 15
+
+
+@pytest.mark.parametrize("method", ["ar", "jacobi", "speculative"])
+def test_rows_that_the_device_moves_on_find_their_pages(method, monkeypatch):
+    """Over fixed memory, as captured forwards have it: a row that crosses into another page."""
+    pytest.importorskip("triton")
+    kernels_in_torch.use(monkeypatch)
+    monkeypatch.setattr(Engine, "prefetches", True)
+    monkeypatch.setattr("forerun.engine.prefetch.LEAST_COST", 0)
+    how = dict(max_tokens=30, ignore_eos=True, method=method)
+    texts = []
+    for page in (64, 8):
+        m = stepped(forerun.load("tiny:llama", lanes=3, max_context=96, graphs=True))
+        m.engine.page = page
+        m.engine.slots = None if page == 64 else 12 * 9
+        m.host.pool.copies = False
+        # lanes begin on pages that do not follow one another
+        m.generate([[5], [6], [7]], max_tokens=11, ignore_eos=True)
+        if method == "speculative":
+            how |= dict(draft=forerun.load("tiny:qwen2", max_context=96, graphs=True), k=4)
+        asked = m.generate([[10, 20, 30], [9], SYSTEM[:20]], **how)
+        texts.append([result.token_ids for result in asked])
+        checked(m)
+    assert texts[0] == texts[1]
+
+
+def test_lanes_share_memory():
+    size = fresh(lanes=1).backbone.bytes_per_lane(64) / 2**30
+    m = forerun.load("tiny:llama", lanes=6, max_context=160, memory=8 * size)
+    assert m.host.pool.table.count == 8 and m.lanes == 6
+    prompts = [[i, *range(70)] for i in range(6)]
+    texts = [r.token_ids for r in m.generate(prompts, max_tokens=8, ignore_eos=True)]
+    plain = forerun.load("tiny:llama", lanes=6, max_context=160)
+    assert texts == [
+        plain.generate(prompt, max_tokens=8, ignore_eos=True).token_ids for prompt in prompts
+    ]
+    with pytest.raises(NoRoom, match=r"memory=.*max_context=160"):
+        forerun.load("tiny:llama", max_context=160, memory=2 * size)
+    with pytest.raises(BadOption, match="memory=-1"):
+        forerun.load("tiny:llama", memory=-1)
