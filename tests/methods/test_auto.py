@@ -160,7 +160,9 @@ def test_it_is_the_default_everywhere():
 
 
 def test_it_says_what_it_chose_and_why():
-    result = with_costs(fresh(), FREE).generate(REPEATING, max_tokens=30)
+    result = with_costs(fresh(), FREE).generate(REPEATING, max_tokens=30, record=True)
+    told = [line for line in result.recorded if line["kind"] == "choice"]
+    assert [line["drafter"] for line in told] == [choice.drafter for choice in result.choices]
     assert len(result.choices) == result.stats.forwards
     for choice in result.choices[:-1]:  # of the last token there is nothing to choose
         assert choice.tokens >= 1 and choice.seconds > 0 and choice.plain_seconds > 0

@@ -147,7 +147,7 @@ class Chooser:
         elif k:
             self._waited = False
         self._rows = 1 + k
-        self.seq.trace.choose(source.name, k, expected, seconds, plain)
+        self.seq.note_choice(source.name, k, (expected, seconds, plain))
         return source, k
 
     async def draft(self, source: Source, k: int) -> Draft:

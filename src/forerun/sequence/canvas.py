@@ -194,6 +194,13 @@ class Canvas:
         if self.recorder is not None:
             self.recorder.routed(verify, seen)
 
+    def note_choice(self, drafter: str, length: int, expected: Sequence[float]) -> None:
+        """Tell the trace who was chosen to draft how many tokens. `expected` are the tokens of the
+        step, its seconds, and those of a step without a draft."""
+        choice = self.trace.choose(drafter, length, expected)
+        if self.recorder is not None:
+            self.recorder.chose(choice)
+
     def _record_commit(self, branches: Sequence[int] = ()) -> None:
         if self.recorder is not None:
             self.recorder.committed(self.trace.events[-1], branches)

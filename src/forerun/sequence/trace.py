@@ -62,12 +62,11 @@ class Trace:
         if self.listener is not None:
             self.listener(event)
 
-    def choose(
-        self, drafter: str, length: int, tokens: float, seconds: float, plain_seconds: float
-    ) -> None:
+    def choose(self, drafter: str, length: int, expected: Sequence[float]) -> Choice:
         """Note what was chosen for the next step."""
-        facts = (drafter, length, tokens, seconds, plain_seconds)
-        self.choices.append(Choice(self.forwards + 1, *facts))
+        choice = Choice(self.forwards + 1, drafter, length, *expected)
+        self.choices.append(choice)
+        return choice
 
     def drafts(self) -> list[Event]:
         """The verdicts on drafts."""
