@@ -420,7 +420,7 @@ def choice_table(found: dict[str, Any]) -> str:
         chosen = choice["drafter"]
         if choice["length"]:
             chosen += f", {choice['length']}"
-        expected = f"{choice['tokens']:.1f} tokens in {1e3 * choice['seconds']:.1f} ms"
+        expected = f"{choice['expected']:.1f} tokens in {1e3 * choice['seconds']:.1f} ms"
         text = json.dumps(choice["text"]).replace("|", "\\|").replace("`", "'")
         lines.append(f"| {choice['forward']} | {chosen} | {expected} | `{text}` |")
     return "\n".join(lines)

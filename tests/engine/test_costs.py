@@ -135,8 +135,8 @@ def test_steps_with_a_draft_model_show_what_drafting_costs():
 
 def test_an_engine_observes_its_own_steps():
     m, _ = decode()
-    before = m.host.costs.steps
+    before = m.host.costs.seen
     m.generate([1, 2, 3], max_tokens=20)
-    assert m.host.costs.steps - before >= 15
+    assert m.host.costs.seen - before >= 15
     assert m.host.costs.crowd.sequences == 1
     assert 0 < m.host.costs.step(1, 0) < 10

@@ -8,6 +8,7 @@ from forerun.certify.cases import STEEP
 from forerun.certify.enumeration import certify_case, table_model
 from forerun.drafters.base import Draft
 from forerun.engine.costs import FixedCosts
+from forerun.requests.traces import trace_lines
 from tests.helpers import caught, fresh, model, tokens_of
 
 REPEATING = [10, 20, 30, 40, 50] * 8
@@ -161,9 +162,10 @@ def test_it_is_the_default_everywhere():
 
 def test_it_says_what_it_chose_and_why():
     result = with_costs(fresh(), FREE).generate(REPEATING, max_tokens=30, record=True)
-    told = [line for line in result.recorded if line["kind"] == "choice"]
+    lines = trace_lines(result, 0, lambda tokens: "")
+    told = [line for line in lines if line["kind"] == "choice"]
     assert [line["drafter"] for line in told] == [choice.drafter for choice in result.choices]
     assert len(result.choices) == result.stats.forwards
     for choice in result.choices[:-1]:  # of the last token there is nothing to choose
-        assert choice.tokens >= 1 and choice.seconds > 0 and choice.plain_seconds > 0
+        assert choice.expected >= 1 and choice.seconds > 0 and choice.plain_seconds > 0
     assert sum(result.stats.choices.values()) == len(result.choices)

@@ -17,6 +17,7 @@ from forerun.sequence.canvas import Canvas
 FIRST_ODDS = (0.0, 0.15, 0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.78, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9)
 LONGEST = len(FIRST_ODDS) - 1  # agreement that is told apart
 LONGEST_RUN = 3  # tokens of a run that is looked up
+HARDLY = 0.03  # a chance that is not worth a row anywhere
 AT_ONCE = 512  # tokens that are read in one step, so that a long prompt stops nobody
 
 
@@ -77,10 +78,18 @@ class Copying:
         return most
 
     def chances(self, most: int) -> list[float]:
-        """Of the next tokens of the copy, each given those before it."""
+        """Of the next tokens of the copy, each given those before it, as far as that may happen."""
+        found: list[float] = []
         if not self.place:
-            return []
-        return [self.odds.chance(self.agrees + i) for i in range(most)]
+            return found
+        reached = 1.0
+        for agrees in range(self.agrees, self.agrees + most):
+            chance = self.odds.chance(agrees)
+            reached *= chance
+            if reached < HARDLY:
+                break
+            found.append(chance)
+        return found
 
     def draft(self, seq: Canvas, k: int) -> Draft:
         """The next k tokens of the copy, which may go on with what it has copied."""

@@ -30,6 +30,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 FIRST = (1, 8, 2, 4, 16, 32, 64, 128)  # the order of measuring: a slow model has only the first two
 SECONDS = {"cpu": 1.0, "cuda": 3.0}  # after which nothing more is measured
 REPEATS = {"cpu": 3, "cuda": 6}  # on a GPU the second run of a size captures it
+FEW = 16  # drafted tokens: predictions are made for so many at once
 UNREAD = 8  # rows of a sequence that nobody reads: more are a prompt
 RECENT = 15  # steps of a size that count
 ENOUGH = 3  # of them, to be believed
@@ -80,11 +81,12 @@ class StepCosts:
         self.corrects = True  # by what is observed
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
-        self.steps = 0
+        self.seen = 0
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
         self._ratios: dict[bool, Observed] = {False: Observed(), True: Observed()}
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._predicted: dict[tuple[int, bool], float] = {}
+        self._steps: dict[tuple[int, bool], Sequence[float]] = {}
 
     @property
     def known(self) -> bool:
@@ -110,9 +112,18 @@ class StepCosts:
     def step(self, mine: int, drafted: int) -> float:
         """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts so
         many tokens."""
+        return self.steps_with(mine, drafted)[drafted]
+
+    def steps_with(self, mine: int, most: int) -> Sequence[float]:
+        """Those of drafts from 0 tokens up to so many."""
         others = max(0, self.crowd.rows - mine)
-        judged = drafted > 0 or others > max(0, self.crowd.sequences - 1)
-        return self._predict(others + 1 + drafted, judged)
+        judged = others > max(0, self.crowd.sequences - 1)
+        found = self._steps.get((others, judged))
+        if found is None or len(found) <= most:
+            rows = range(others + 2, others + 2 + max(most, FEW))
+            found = [self._predict(others + 1, judged), *(self._predict(n, True) for n in rows)]
+            self._steps[others, judged] = found
+        return found
 
     def beside(self) -> float:
         """Tokens that the other sequences get from the next step."""
@@ -120,7 +131,7 @@ class StepCosts:
 
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
-        return self._draft_seconds.typical(self.steps)
+        return self._draft_seconds.typical(self.seen)
 
     def _predict(self, rows: int, judged: bool) -> float:
         key = (rows_bucket(rows), judged)
@@ -130,31 +141,32 @@ class StepCosts:
         return found
 
     def _make_prediction(self, rows: int, judged: bool) -> float:
-        seen = self._observed[rows_bucket(rows), judged].typical(self.steps)
+        seen = self._observed[rows_bucket(rows), judged].typical(self.seen)
         if seen is not None:
             return seen
-        ratio = self._ratios[judged].typical(self.steps)
+        ratio = self._ratios[judged].typical(self.seen)
         if ratio is not None:
             return ratio * self.forward(rows)
         if not judged:
             return self.forward(rows)
-        plain = self._ratios[False].typical(self.steps) or 1.0
+        plain = self._ratios[False].typical(self.seen) or 1.0
         return JUDGED_SHARE * plain * self.forward(rows) + JUDGED_SECONDS[self.device_type]
 
     def observe(self, rows: int, judged: bool, draft_forwards: int, seconds: float) -> None:
         """A step with a forward of so many rows took so long."""
         if not self.corrects or self.curve is None:
             return
-        self.steps += 1
+        self.seen += 1
         if draft_forwards:
             drafting = max(0.0, seconds - self._predict(rows, judged)) / draft_forwards
-            self._draft_seconds.seconds.append((self.steps, drafting))
+            self._draft_seconds.seconds.append((self.seen, drafting))
         else:
-            self._observed[rows_bucket(rows), judged].seconds.append((self.steps, seconds))
+            self._observed[rows_bucket(rows), judged].seconds.append((self.seen, seconds))
             ratio = seconds / self.forward(rows)
-            self._ratios[judged].seconds.append((self.steps, ratio))
-        if self.steps % REFRESH == 0:
+            self._ratios[judged].seconds.append((self.seen, ratio))
+        if self.seen % REFRESH == 0:
             self._predicted.clear()
+            self._steps.clear()
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
         """So many tokens came of the last step."""
@@ -169,9 +181,12 @@ class FixedCosts(StepCosts):
         self.curve = dict(curve)
         self.corrects = False
         self._draft_forward = draft_forward
+        self._fixed: list[float] = []
 
-    def step(self, mine: int, drafted: int) -> float:
-        return self.forward(1 + drafted)
+    def steps_with(self, mine: int, most: int) -> Sequence[float]:
+        known = len(self._fixed)
+        self._fixed += [self.forward(1 + k) for k in range(known, most + 1)]
+        return self._fixed
 
     def beside(self) -> float:
         return 0.0

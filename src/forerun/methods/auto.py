@@ -9,6 +9,7 @@ judged. That keeps the law: whether a token is drafted must not depend on what i
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import NO_DRAFT, Draft, Drafter, without_waste
@@ -21,6 +22,7 @@ from forerun.sequence.canvas import Canvas
 
 GAIN = 1.02  # a draft must promise so much more than none: estimates are noisy
 PROBES = 0.01  # share of the time that may go into drafts which do not promise to pay
+ASKS_ALL = 8  # steps between two looks at sources that have not drafted
 PROBE_EVERY = 16  # steps between two of them
 PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
 PROBE_LENGTH = 4
@@ -83,6 +85,8 @@ class Chooser:
         self._account = Account()
         if options.learn:
             self._account = target.shared_state.setdefault("auto account", self._account)
+        self._choices = 0
+        self._busy = 0  # steps for which a source that must be asked counts as at work
         self._steps = 0  # since the last probe
         self._probed: list[Source] = []  # and what is left of one
 
@@ -91,34 +95,44 @@ class Chooser:
         most = min(self.most, self.seq.remaining - 1)
         if not self.costs.known or most < 1:
             return self._decide(self.nobody, 0, 1.0, 0.0, 0.0)
-        plain = self.costs.step(self._rows, 0)
-        source, k, expected, seconds = self._best(most, plain)
+        steps = self.costs.steps_with(self._rows, most)
+        plain = steps[0]
+        source, k, expected, seconds = self._best(most, steps)
         self._account.all += seconds
-        if source is self.nobody and (probed := self._probe(most, plain)):
+        if source is self.nobody and (probed := self._probe(most, steps)):
             source = probed
             k = min(most, PROBE_LENGTH)
         return self._decide(source, k, expected, seconds, plain)
 
-    def _best(self, most: int, plain: float) -> tuple[Source, int, float, float]:
+    def _best(self, most: int, steps: Sequence[float]) -> tuple[Source, int, float, float]:
         """Who promises most tokens per second, all sequences of the batch taken together: the
         source, its tokens, what comes of them and how long it takes."""
         beside = self.costs.beside()
+        plain = steps[0]
         best = (self.nobody, 0, 1.0, plain)
         highest = GAIN * (beside + 1) / plain
-        for source in self.sources:
+        for source in self._worth_asking():
             expected = 1.0
             reached = 1.0  # the chance that all tokens so far are accepted
             for k, chance in enumerate(source.chances(most), 1):
                 reached *= chance
                 expected += reached
                 if k in source.lengths:
-                    seconds = self.costs.step(self._rows, k) + source.seconds(k)
+                    seconds = steps[k] + source.seconds(k)
                     if (beside + expected) / seconds > highest:
                         highest = (beside + expected) / seconds
                         best = (source, k, expected, seconds)
         return best
 
-    def _probe(self, most: int, plain: float) -> Source | None:
+    def _worth_asking(self) -> list[Source]:
+        """All sources; while only those draft that learn unasked, others are asked rarely."""
+        self._choices += 1
+        self._busy -= 1
+        if self._choices % ASKS_ALL == 1 or self._busy > 0:
+            return self.sources
+        return [each for each in self.sources if each.learns_unasked]
+
+    def _probe(self, most: int, steps: Sequence[float]) -> Source | None:
         """Now and then, a source of which only drafts tell whether they pay: as long as that costs
         next to nothing."""
         self._steps += 1
@@ -129,7 +143,7 @@ class Chooser:
             return None
         source = unsure[self._steps // PROBE_EVERY % len(unsure)]
         k = min(most, PROBE_LENGTH)
-        loss = PROBE_STEPS * (self.costs.step(self._rows, k) + source.seconds(k) - plain)
+        loss = PROBE_STEPS * (steps[k] + source.seconds(k) - steps[0])
         if self._account.probes + loss > PROBES * self._account.all or not source.chances(k):
             return None
         self._account.probes += max(0.0, loss)
@@ -147,6 +161,8 @@ class Chooser:
         elif k:
             self._waited = False
         self._rows = 1 + k
+        if k and not source.learns_unasked:
+            self._busy = 4 * ASKS_ALL
         self.seq.note_choice(source.name, k, (expected, seconds, plain))
         return source, k
 

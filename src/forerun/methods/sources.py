@@ -88,6 +88,7 @@ class Spelled(ByDepth):
     """What a constraint says must come next, spelled as usual."""
 
     name = "constraint"
+    learns_unasked = True  # it has something to say only where it is nearly certain
 
     def chances(self, most: int) -> Sequence[float]:
         return super().chances(min(most, len(spelled_out(self.seq, most))))

@@ -27,9 +27,9 @@ class Costs(Protocol):
         """Is a plain step begun before it is asked for?"""
         ...
 
-    def step(self, mine: int, drafted: int) -> float:
-        """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts so
-        many tokens."""
+    def steps_with(self, mine: int, most: int) -> Sequence[float]:
+        """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts 0, 1,
+        2 tokens and so on, up to `most` at least."""
         ...
 
     def beside(self) -> float:

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     forward: int  # of the target: the one that judges the draft
     drafter: str  # or none
     length: int  # tokens that it was to draft
-    tokens: float  # expected of the step
+    expected: float  # tokens of the step
     seconds: float  # expected of the step; 0 where nothing is known
     plain_seconds: float  # of a step without a draft
 
