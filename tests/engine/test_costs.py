@@ -113,14 +113,14 @@ def test_steps_correct_what_was_measured():
     costs.curve = {1: 1.0, 8: 2.0}
     for _ in range(8):
         costs.observe(1, False, 0, 2.0)
-    assert costs.step(0, 0) == pytest.approx(2.0)
-    assert costs.step(0, 7) == pytest.approx(2 * 2.0 * costs_file.JUDGED_SHARE)
+    assert costs.plain(1) == pytest.approx(2.0)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(2 * 2.0 * costs_file.JUDGED_SHARE)
     for _ in range(8):
         costs.observe(8, True, 0, 9.0)
-    assert costs.step(0, 7) == pytest.approx(9.0)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(9.0)
     for _ in range(costs_file.STALE):  # what was seen long ago counts no more
         costs.observe(1, False, 0, 1.0)
-    assert costs.step(0, 7) == pytest.approx(2.0 * costs_file.JUDGED_SHARE)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(2.0 * costs_file.JUDGED_SHARE)
 
 
 def test_steps_with_a_draft_model_show_what_drafting_costs():
@@ -139,4 +139,4 @@ def test_an_engine_observes_its_own_steps():
     m.generate([1, 2, 3], max_tokens=20)
     assert m.host.costs.seen - before >= 15
     assert m.host.costs.crowd.sequences == 1
-    assert 0 < m.host.costs.step(1, 0) < 10
+    assert 0 < m.host.costs.plain(1) < 10

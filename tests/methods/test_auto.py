@@ -7,7 +7,7 @@ from forerun.backbones.table import FREE_ROWS, TableBackbone
 from forerun.certify.cases import STEEP
 from forerun.certify.enumeration import certify_case, table_model
 from forerun.drafters.base import Draft
-from forerun.engine.costs import FixedCosts
+from forerun.engine.costs import FixedCosts, StepCosts
 from forerun.requests.traces import trace_lines
 from tests.helpers import caught, fresh, model, tokens_of
 
@@ -169,3 +169,18 @@ def test_it_says_what_it_chose_and_why():
     for choice in result.choices[:-1]:  # of the last token there is nothing to choose
         assert choice.expected >= 1 and choice.seconds > 0 and choice.plain_seconds > 0
     assert sum(result.stats.choices.values()) == len(result.choices)
+
+
+def test_all_begin_to_draft_where_one_alone_would_not_pay():
+    """Whoever drafts first takes from all others what is begun ahead: only together it pays."""
+    m = table_model(TableBackbone(vocab=8, seed=1, sharpness=9.0))
+    costs = m.host.costs = StepCosts("cpu")
+    costs.corrects = False
+    costs.curve = {1: 1.0, 600: 1.0}
+    for _ in range(4):  # a judged step takes twice as long, however many rows it has
+        costs._ratios[True].seconds.append((0, 2.0))
+        costs._ratios[False].seconds.append((0, 1.0))
+    results = m.generate([[1, 2, 3] * 9] * 8, max_tokens=36, logit_bias={1: 30.0})
+    shares = [1 - r.stats.choices.get("none", 0) / r.stats.forwards for r in results]
+    assert min(shares) > 0.3
+    assert m.host.shared_state["auto company"].sequences == 0

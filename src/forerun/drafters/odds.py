@@ -11,6 +11,9 @@ from collections.abc import Sequence
 FADES = 0.98  # what a request has shown counts for less with every token that is judged after it
 MODEL_FADES = 0.9995
 PRIOR = 4.0  # tokens that the model's odds count for at the beginning of a request
+LATE = 0.9  # what is left of a token's weight in how things go of late
+SURE = 2.0  # tokens that count as right, and as hoped for, before any
+MOST = 0.97
 MODEL_PRIOR = 12.0  # tokens that the first odds of all count for
 
 
@@ -50,17 +53,24 @@ class Odds:
         self._own = Tally(chances, PRIOR, FADES)
         self._model = model if learns else None
         self._last = len(chances) - 1
+        # of late, wherever: tokens that were right, and as many as should have been
+        self._right = SURE
+        self._hoped = SURE
 
     def count(self, place: int, right: bool) -> None:
         """A token at this place was judged."""
         place = min(place, self._last)
+        self._right = LATE * self._right + (1 - LATE) * SURE + right
+        self._hoped = LATE * self._hoped + (1 - LATE) * SURE + self._own.chance(place)
         self._own.count(place, right)
         if self._model is not None:
             self._model.count(place, right)
 
     def chance(self, place: int) -> float:
+        """What was seen at this place, and more or less if all places do better or worse of late: a
+        text that changes shows at one place before it shows at all of them."""
         place = min(place, self._last)
-        return self._own.right[place] / self._own.judged[place]
+        return min(MOST, self._own.chance(place) * self._right / self._hoped)
 
     def count_draft(self, drafted: int, accepted: int) -> None:
         """A verdict: places are depths, and nothing is known of those behind a rejected one."""

@@ -79,6 +79,7 @@ class StepCosts:
         self.device_type = device_type
         self.curve: Curve | None = None
         self.corrects = True  # by what is observed
+        self.shared = True  # do other sequences count?
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0
@@ -86,7 +87,7 @@ class StepCosts:
         self._ratios: dict[bool, Observed] = {False: Observed(), True: Observed()}
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._predicted: dict[tuple[int, bool], float] = {}
-        self._steps: dict[tuple[int, bool], Sequence[float]] = {}
+        self._steps: dict[int, Sequence[float]] = {}
 
     @property
     def known(self) -> bool:
@@ -109,25 +110,23 @@ class StepCosts:
         assert self.curve is not None
         return interpolated(self.curve, rows)
 
-    def step(self, mine: int, drafted: int) -> float:
-        """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts so
-        many tokens."""
-        return self.steps_with(mine, drafted)[drafted]
+    @property
+    def sequences(self) -> int:
+        """How many sequences the last forward held."""
+        return self.crowd.sequences
 
-    def steps_with(self, mine: int, most: int) -> Sequence[float]:
-        """Those of drafts from 0 tokens up to so many."""
-        others = max(0, self.crowd.rows - mine)
-        judged = others > max(0, self.crowd.sequences - 1)
-        found = self._steps.get((others, judged))
+    def plain(self, sequences: int) -> float:
+        """Seconds of a step in which nobody drafts."""
+        return self._predict(max(1, sequences), False)
+
+    def steps_with(self, others: int, most: int) -> Sequence[float]:
+        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
+        and so on, up to `most` at least."""
+        found = self._steps.get(others)
         if found is None or len(found) <= most:
-            rows = range(others + 2, others + 2 + max(most, FEW))
-            found = [self._predict(others + 1, judged), *(self._predict(n, True) for n in rows)]
-            self._steps[others, judged] = found
+            rows = range(others + 1, others + 2 + max(most, FEW))
+            found = self._steps[others] = [self._predict(n, True) for n in rows]
         return found
-
-    def beside(self) -> float:
-        """Tokens that the other sequences get from the next step."""
-        return max(0, self.crowd.sequences - 1) * self.pace
 
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
@@ -180,16 +179,17 @@ class FixedCosts(StepCosts):
         super().__init__()
         self.curve = dict(curve)
         self.corrects = False
+        self.shared = False
         self._draft_forward = draft_forward
         self._fixed: list[float] = []
 
-    def steps_with(self, mine: int, most: int) -> Sequence[float]:
+    def plain(self, sequences: int) -> float:
+        return self.forward(1)
+
+    def steps_with(self, others: int, most: int) -> Sequence[float]:
         known = len(self._fixed)
         self._fixed += [self.forward(1 + k) for k in range(known, most + 1)]
         return self._fixed
-
-    def beside(self) -> float:
-        return 0.0
 
     def draft_forward(self) -> float | None:
         return self._draft_forward

@@ -76,7 +76,7 @@ class Foresight:
             return 0.0
         costs = due.host.costs
         steps = self.tokens(ticket) / max(1.0, costs.pace)
-        return costs.forward(max(1, ticket.seq.known)) + (steps - 1) * costs.step(0, 0)
+        return costs.forward(max(1, ticket.seq.known)) + (steps - 1) * costs.plain(costs.sequences)
 
     def wait(self, ahead: int, lanes: int) -> float:
         """How long a request will wait for a lane, if so many that wait go first and none is

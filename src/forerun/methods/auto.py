@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forerun.drafters.base import NO_DRAFT, Draft, Drafter, without_waste
 from forerun.families.base import ChainScorer
@@ -20,7 +21,7 @@ from forerun.probability.acceptance import sample_token
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
-GAIN = 1.02  # a draft must promise so much more than none: estimates are noisy
+GAIN = 1.04  # a draft must promise so much more than none: estimates are noisy
 PROBES = 0.01  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at sources that have not drafted
 PROBE_EVERY = 16  # steps between two of them
@@ -49,16 +50,19 @@ async def auto(
     """Draft as many tokens as pay, or none: by copying the text, by Jacobi's guesses or by a draft
     model. What forwards cost here, how full the batch is and what was accepted decide."""
     chooser = Chooser(seq, target, options, drafter)
-    while seq.goes_on():
-        source, k = chooser.choose()
-        draft = await chooser.draft(source, k)
-        if draft:
-            accepted = await source.judge(draft)
-            source.learn(len(draft), accepted)
-            continue
-        p_V = await target.next_law(seq)
-        drawn = await seq.draw(sample_token, p_V)
-        seq.fill(seq.next(1), [drawn.token], "sampled")
+    try:
+        while seq.goes_on():
+            source, k = chooser.choose()
+            draft = await chooser.draft(source, k)
+            if draft:
+                accepted = await source.judge(draft)
+                source.learn(len(draft), accepted)
+                continue
+            p_V = await target.next_law(seq)
+            drawn = await seq.draw(sample_token, p_V)
+            seq.fill(seq.next(1), [drawn.token], "sampled")
+    finally:
+        chooser.leave()
 
 
 @dataclass
@@ -67,6 +71,32 @@ class Account:
 
     all: float = 0.0
     probes: float = 0.0
+
+
+class Wish(NamedTuple):
+    """What a sequence would have of a step if drafts paid: rows, and the tokens that they bring."""
+
+    rows: int = 1
+    tokens: float = 1.0
+
+
+@dataclass
+class Company:
+    """The wishes of all sequences that choose. One that drafts alone takes from all others what is
+    begun ahead, and may never pay; all together may. So it is decided for all of them."""
+
+    sequences: int = 0
+    rows: int = 0
+    tokens: float = 0.0
+
+    def change(self, before: Wish, after: Wish) -> None:
+        self.rows += after.rows - before.rows
+        self.tokens += after.tokens - before.tokens
+
+    def join(self, wish: Wish, sequences: int = 1) -> None:
+        self.sequences += sequences
+        self.rows += sequences * wish.rows
+        self.tokens += sequences * wish.tokens
 
 
 class Chooser:
@@ -80,37 +110,54 @@ class Chooser:
         self.most = options.most
         self.nobody = Source(seq, target)
         self.sources = sources_of(seq, target, drafter, options.learn)
-        self._rows = 1  # of this sequence in the last step
-        self._waited = False  # for a step that nothing is begun behind
+        self._company = Company()
+        if self.costs.shared:
+            self._company = target.shared_state.setdefault("auto company", self._company)
+        self._wish = Wish()
+        self._company.join(self._wish)
         self._account = Account()
         if options.learn:
             self._account = target.shared_state.setdefault("auto account", self._account)
+        self._drafted = False  # in the last step
+        self._waited = False  # for a step that nothing is begun behind
         self._choices = 0
         self._busy = 0  # steps for which a source that must be asked counts as at work
         self._steps = 0  # since the last probe
         self._probed: list[Source] = []  # and what is left of one
 
+    def leave(self) -> None:
+        """The sequence is over."""
+        self._company.join(self._wish, -1)
+
     def choose(self) -> tuple[Source, int]:
         """Who drafts how many tokens now."""
         most = min(self.most, self.seq.remaining - 1)
         if not self.costs.known or most < 1:
-            return self._decide(self.nobody, 0, 1.0, 0.0, 0.0)
-        steps = self.costs.steps_with(self._rows, most)
-        plain = steps[0]
-        source, k, expected, seconds = self._best(most, steps)
+            return self._decide(self.nobody, 0, (1.0, 0.0, 0.0))
+        company = self._company
+        strangers = max(0, self.costs.sequences - company.sequences) if self.costs.shared else 0
+        plain = self.costs.plain(company.sequences + strangers)
+        beside = company.tokens - self._wish.tokens + strangers
+        steps = self.costs.steps_with(company.rows - self._wish.rows + strangers, most)
+        source, k, expected, seconds = self._best(most, steps, beside)
+        wish = Wish(1 + k, expected)
+        company.change(self._wish, wish)
+        self._wish = wish
+        if (beside + expected) / seconds < GAIN * (company.sequences + strangers) / plain:
+            source, k, expected, seconds = self.nobody, 0, 1.0, plain
         self._account.all += seconds
         if source is self.nobody and (probed := self._probe(most, steps)):
             source = probed
             k = min(most, PROBE_LENGTH)
-        return self._decide(source, k, expected, seconds, plain)
+        return self._decide(source, k, (expected, seconds, plain))
 
-    def _best(self, most: int, steps: Sequence[float]) -> tuple[Source, int, float, float]:
+    def _best(
+        self, most: int, steps: Sequence[float], beside: float
+    ) -> tuple[Source, int, float, float]:
         """Who promises most tokens per second, all sequences of the batch taken together: the
         source, its tokens, what comes of them and how long it takes."""
-        beside = self.costs.beside()
-        plain = steps[0]
-        best = (self.nobody, 0, 1.0, plain)
-        highest = GAIN * (beside + 1) / plain
+        best = (self.nobody, 0, 1.0, steps[0])
+        highest = (beside + 1) / steps[0]
         for source in self._worth_asking():
             expected = 1.0
             reached = 1.0  # the chance that all tokens so far are accepted
@@ -151,19 +198,19 @@ class Chooser:
         return source
 
     def _decide(
-        self, source: Source, k: int, expected: float, seconds: float, plain: float
+        self, source: Source, k: int, expected: tuple[float, float, float]
     ) -> tuple[Source, int]:
         self.seq.draft_follows = False
-        if k and self._rows == 1 and self.costs.begins_ahead and not self._waited:
+        if k and not self._drafted and self.costs.begins_ahead and not self._waited:
             # The plain step has begun: take it, and have nothing begun behind it.
             self.seq.draft_follows = self._waited = True
-            source, k, expected, seconds = self.nobody, 0, 1.0, plain
-        elif k:
+            source, k, expected = self.nobody, 0, (1.0, expected[2], expected[2])
+        else:
             self._waited = False
-        self._rows = 1 + k
+        self._drafted = k > 0
         if k and not source.learns_unasked:
             self._busy = 4 * ASKS_ALL
-        self.seq.note_choice(source.name, k, (expected, seconds, plain))
+        self.seq.note_choice(source.name, k, expected)
         return source, k
 
     async def draft(self, source: Source, k: int) -> Draft:

@@ -27,13 +27,23 @@ class Costs(Protocol):
         """Is a plain step begun before it is asked for?"""
         ...
 
-    def steps_with(self, mine: int, most: int) -> Sequence[float]:
-        """Seconds of the next step, if a sequence that had `mine` rows in the last one drafts 0, 1,
-        2 tokens and so on, up to `most` at least."""
+    @property
+    def shared(self) -> bool:
+        """Do other sequences of the batch count?"""
         ...
 
-    def beside(self) -> float:
-        """Tokens that the other sequences get from the next step."""
+    @property
+    def sequences(self) -> int:
+        """How many sequences the last forward held."""
+        ...
+
+    def plain(self, sequences: int) -> float:
+        """Seconds of a step of so many sequences in which nobody drafts."""
+        ...
+
+    def steps_with(self, others: int, most: int) -> Sequence[float]:
+        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
+        and so on, up to `most` at least."""
         ...
 
     def forward(self, rows: int) -> float:
