@@ -248,7 +248,7 @@ def identity(backbone: Any) -> dict[str, str]:
         "machine": f"{platform.node()}: {chip}",
         "torch": str(torch.__version__),
         "model": f"{type(backbone).__name__} {shape} {backbone.cost:.0f} parameters",
-        "dtype": f"{backbone.dtype} {getattr(backbone, 'quantization', '') or ''}".strip(),
+        "dtype": f"{backbone.dtype} {getattr(backbone, 'quantize', '') or ''}".strip(),
         "deterministic": str(bool(getattr(backbone, "deterministic", False))),
     }
 
@@ -262,7 +262,7 @@ def cpu_name() -> str:
 
 
 def cost_file(about: Mapping[str, str]) -> Path:
-    """Where a curve is kept: below FORERUN_CACHE, or the user's cache folder."""
+    """Where a curve is kept: below FORERUN_CACHE, or the user's cache folder. 'off' keeps none."""
     home = os.environ.get("FORERUN_CACHE")
     if home is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -271,9 +271,18 @@ def cost_file(about: Mapping[str, str]) -> Path:
     return Path(home) / "costs" / f"{name}.json"
 
 
+_kept: dict[str, dict[int, float]] = {}  # by this process, where FORERUN_CACHE is off
+
+
+def keeps_files() -> bool:
+    return os.environ.get("FORERUN_CACHE") != "off"
+
+
 def load_curve(about: Mapping[str, str]) -> dict[int, float] | None:
     """A curve that was kept. None if there is none, or if it is another machine's, another
     version's, or broken: then it is measured again."""
+    if not keeps_files():
+        return _kept.get(json.dumps(about))
     try:
         held = json.loads(cost_file(about).read_text())
         if held["about"] != about:
@@ -287,6 +296,9 @@ def load_curve(about: Mapping[str, str]) -> dict[int, float] | None:
 
 def save_curve(about: Mapping[str, str], curve: Curve) -> None:
     """Keep a curve. A folder that cannot be written is no error: it is measured again."""
+    if not keeps_files():
+        _kept[json.dumps(about)] = dict(curve)
+        return
     file = cost_file(about)
     new = file.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
