@@ -411,10 +411,14 @@ class TestBadInput:
         )
 
     def test_another_methods_option_is_unknown(self, tiny_model):
-        self.refused(BadOption, ["'k'", "'ar'"], lambda: tiny_model.generate("x", k=3))
+        self.refused(BadOption, ["'k'", "'auto'"], lambda: tiny_model.generate("x", k=3))
 
     def test_a_draft_for_a_method_that_does_not_draft(self, tiny_model):
-        self.refused(BadOption, ["draft=", "'ar'"], lambda: tiny_model.generate("x", draft="tiny"))
+        self.refused(
+            BadOption,
+            ["draft=", "'ar'"],
+            lambda: tiny_model.generate("x", method="ar", draft="tiny"),
+        )
 
     def test_speculation_without_a_draft(self, tiny_model):
         self.refused(

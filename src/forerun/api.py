@@ -30,12 +30,13 @@ from forerun.engine.graphs import choose_kernels
 from forerun.engine.host import Host
 from forerun.engine.loop import Driver, EngineThread, InCaller
 from forerun.engine.pages import PAGE, pages_for
+from forerun.engine.schedule import Due
 from forerun.engine.ticket import DecodingCoroutine, Ticket
 from forerun.errors import BadOption, ForerunError, NoRoom, NotAble
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.base import ChainScorer, Family, ModelHandle
 from forerun.families.causal import TreeScorer
-from forerun.options import Sampling, check_whole
+from forerun.options import Sampling, check_positive, check_whole
 from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
 from forerun.registry import Method, family_for
@@ -76,6 +77,7 @@ from forerun.requests.request import (
     check_draft_model,
     check_request,
     for_each_prompt,
+    method_for,
     parse_request,
 )
 from forerun.requests.result import Result, promise_of
@@ -516,6 +518,9 @@ class Model:
         template_options: Mapping[str, Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        allow_partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have requests served, and return at once. With `streams`, iterating over the jobs yields
@@ -527,7 +532,10 @@ class Model:
         `tool_choice` constrains it: "auto" to text and well-formed calls, "required" to calls, a
         tool's name to a call of that one. `options` may be an object of the method's own options
         class. `record` keeps everything that a trace can show, laws and canvases too, as
-        `Result.recorded`. The other arguments are those of `generate`.
+        `Result.recorded`. Of requests that wait, those of higher `priority` go first. `deadline` is
+        in seconds from now: a request that would miss it is refused early (`TooLate`), and one that
+        does ends with the text that it has. With `allow_partial` that will do: only what would have
+        no text at all is refused. The other arguments are those of `generate`.
         """
         template = dict(template_options or {})
         form = None
@@ -538,7 +546,7 @@ class Model:
             spec = tool_spec(parse_tools(tools or []), tool_choice, form or TAGGED)
             options = with_constraint(options, spec)
         prompts = parse_prompts(self, prompt, messages, template)
-        given = {**options, "method": method or self.family.default_method, "draft": draft}
+        given = {**options, "method": method, "draft": draft}
         plans = self._plans(for_each_prompt(len(prompts.ids), given))
         if prompt_logprobs is not None:
             check_whole("prompt_logprobs", prompt_logprobs, 0, 100)
@@ -558,7 +566,26 @@ class Model:
                 completions.append(Failed([result] * request.sampling.n))
         if record:
             record_all(completions)
+        self._schedule(completions, priority, deadline, allow_partial)
         return Jobs(self.driver, completions, several, raise_errors, traces)
+
+    def _schedule(
+        self,
+        requests: Sequence[RequestJobs],
+        priority: int,
+        deadline: float | None,
+        allow_partial: bool,
+    ) -> None:
+        """Say when some requests go, and by when they must be over."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise BadOption(f"priority={priority!r} must be a whole number: higher goes first.")
+        due = None
+        if deadline is not None:
+            check_positive("deadline", deadline)
+            due = Due(float(deadline), self.host, allow_partial)
+        for job in (job for request in requests for job in request.jobs):
+            job.ticket.priority = priority
+            job.ticket.due = due
 
     def _plans(self, arguments: Sequence[Mapping[str, Any]]) -> list[DecodePlan]:
         """How each prompt is to be decoded. The same arguments are checked once."""
@@ -568,9 +595,13 @@ class Model:
                 plans[id(given)] = self._plan(**given)
         return [plans[id(given)] for given in arguments]
 
-    def _plan(self, method: str | Method, draft: str | Model | None, **options: Any) -> DecodePlan:
-        request = parse_request(method, draft, options)
+    def _plan(
+        self, method: str | Method | None, draft: str | Model | None, **options: Any
+    ) -> DecodePlan:
+        request = parse_request(method_for(self.family, method), draft, options)
         check_request(self, request)
+        if request.method.asks_costs:
+            _ = self.host  # it must be there when the engine finds out what forwards cost
         draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
         return DecodePlan(request, draft_model)
 
@@ -680,12 +711,16 @@ class Model:
         holes: Sequence[Any] | None = None,
         raise_errors: bool = False,
         record: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+        allow_partial: bool = False,
         **options: Any,
     ) -> Jobs:
         """Have texts with holes filled, and return at once. With `traces`, iterating over the jobs
-        yields the events of their traces. `record` is that of `submit`."""
+        yields the events of their traces. `record`, `priority`, `deadline` and `allow_partial` are
+        those of `submit`."""
         check_infill(self, options)
-        request, draft_model = self._plan(method or self.family.default_method, draft, **options)
+        request, draft_model = self._plan(method, draft, **options)
         check_infill(self, vars(request.sampling))
         texts = read_texts(text, token_ids)
         several = texts.several or request.sampling.n > 1
@@ -702,6 +737,7 @@ class Model:
                 infillings.append(Failed([failed_infilling(error, promise)]))
         if record:
             record_all(infillings)
+        self._schedule(infillings, priority, deadline, allow_partial)
         return Jobs(self.driver, infillings, several, raise_errors, traces)
 
     def infill_all(

@@ -31,6 +31,10 @@ class EngineStopped(ForerunError, RuntimeError):
     """A model was closed, or its engine has failed: it decodes nothing more."""
 
 
+class TooLate(ForerunError, TimeoutError):
+    """A request cannot be over by its deadline."""
+
+
 class NoRoom(ForerunError, MemoryError):
     """The slots that were asked for do not fit in memory."""
 

@@ -24,6 +24,7 @@ from forerun.errors import BadOption, NotAble, unknown
 # before it is named.
 BUILT_IN: dict[str, dict[str, str]] = {
     "methods": {
+        "auto": "forerun.methods.auto:auto",
         "ar": "forerun.methods.autoregressive:autoregressive",
         "speculative": "forerun.methods.speculative:speculative",
         "lookup": "forerun.methods.speculative:lookup",
@@ -143,6 +144,7 @@ class Method:
     target_types: tuple[type[Capability], ...] = ()
     left_to_right: bool = False  # is every blank decided after all before it?
     departs: Departs | None = None  # which options make it approximate to the model
+    asks_costs: bool = False  # does it choose by what forwards cost here?
 
     def claim(self, options: object) -> Claim:
         """What it promises with these options, an instance of `self.options`."""
@@ -218,11 +220,13 @@ def method(  # noqa: PLR0913 - keywords of a public function
     needs: tuple[type[Any], ...] = (),
     left_to_right: bool | None = None,
     departs: Departs | None = None,
+    asks_costs: bool = False,
 ) -> Callable[[Run], Method]:
     """Make a decoding method of an async function `(seq, target, options[, drafter])`.
 
     It is `left_to_right` if it decides every blank after all before it; not given, if its reference
     is. `departs` tells, of its options, which one makes it approximate to the model, if any does.
+    With `asks_costs`, the engine finds out what forwards cost before it begins.
     """
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
@@ -231,7 +235,17 @@ def method(  # noqa: PLR0913 - keywords of a public function
 
     def define(run: Run) -> Method:
         made = Method(
-            name, run, guarantee, reference, drafter, reason, options, needs, ordered, departs
+            name,
+            run,
+            guarantee,
+            reference,
+            drafter,
+            reason,
+            options,
+            needs,
+            ordered,
+            departs,
+            asks_costs,
         )
         _defined[name] = made
         return made

@@ -13,7 +13,8 @@ from forerun.backbones.table import TableBackbone
 from forerun.certify.enumeration import certify_case
 from forerun.engine.engine import NoOutcome
 from forerun.families.causal import Causal
-from forerun.probability.acceptance import descend_tree, jacobi_step
+from forerun.probability.acceptance import descend_tree, jacobi_step, matching
+from forerun.probability.outcomes import Verdict
 from forerun.sequence.rows import HI, HORIZON, LO, Plan
 from tests.helpers import caught
 
@@ -55,9 +56,16 @@ def test_without_a_mutant_the_checks_pass():
 
 def test_a_token_that_may_be_one_of_the_tree_again_is_caught(monkeypatch):
     monkeypatch.setattr(forerun.probability.acceptance, "residual", lambda p, q: p)
-    assert (
-        caught(certificate()) and caught(certificate("jacobi")) and caught(certificate("lookahead"))
-    )
+    assert caught(certificate()) and caught(certificate("lookahead"))
+
+
+def test_a_second_draw_behind_what_was_foreseen_is_caught(monkeypatch):
+    def wrong(x, p, sample):
+        n = matching(x, p, sample).accepted
+        return Verdict(n, sample(p[torch.arange(len(n)), n]))
+
+    monkeypatch.setattr(forerun.probability.acceptance, "matching", wrong)
+    assert caught(certificate("jacobi"))
 
 
 def test_leaving_the_tree_as_if_nothing_led_on_is_caught(monkeypatch):

@@ -26,11 +26,11 @@ def test_without_a_mutant_the_checks_pass():
 
 
 def test_a_prediction_that_is_believed_is_caught(monkeypatch):
-    def believe(x, q, p, sample):
+    def believe(x, p, sample):
         n = (x >= 0).sum(-1)
         return Verdict(n, sample(p[torch.arange(len(n)), n]))
 
-    monkeypatch.setattr(speculative_file, "rejection", believe)
+    monkeypatch.setattr(speculative_file, "matching", believe)
     assert caught(certificate())
 
 

@@ -24,6 +24,7 @@ PENALISED = {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "repetitio
 
 # of every method: options, beside greedy and sampled decoding with none
 CASES = {
+    "auto": [{"learn": False, **SAMPLED}, PENALISED, {"most": 2}],
     "ar": [PENALISED],
     "speculative": [{"k": 3}, {"k": 4, **SAMPLED, "draft_temperature": 0.5}, PENALISED],
     "lookup": [{"k": 4, "adapt": False}, {"ngram": 1, **SAMPLED}],
@@ -82,6 +83,7 @@ CASES = {
     "s2d2-canvases": [{"span": 2, "drafts": 2, "threshold": 0.2}, {"span": 3, **SAMPLED}],
 }
 CAUSAL = (
+    "auto",
     "ar",
     "speculative",
     "lookup",

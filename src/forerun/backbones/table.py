@@ -9,7 +9,7 @@ row computed from the wrong context changes the law, and certification shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from forerun.engine.pack import Batch, visible
 from forerun.engine.pages import PageShape, PageTable
 from forerun.probability.noise import mix, uniform
 from forerun.sequence.rows import POSITION
+
+FREE_ROWS = {1: 1.0, 2: 1.0}  # seconds of a step by rows: a table has no time of its own
 
 
 def digest(seen: Sequence[tuple[int, int]]) -> int:
@@ -61,10 +63,12 @@ class TableBackbone:
         like: TableBackbone | None = None,
         blend: float = 0.5,
         cost: float = 1.0,
+        step_costs: Mapping[int, float] = FREE_ROWS,
     ):
         self.vocab = vocab
         self.context = context
         self.cost = cost
+        self.step_costs = step_costs
         self.seed = seed
         self.sharpness = sharpness
         self.like = like

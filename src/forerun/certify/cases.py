@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forerun import registry
-from forerun.backbones.table import TableBackbone
+from forerun.backbones.table import FREE_ROWS, TableBackbone
 from forerun.certify.enumeration import Certificate, certify_case, check_table_families
 from forerun.certify.reference import Prompt
 from forerun.errors import BadOption, NotAble, unknown
@@ -156,7 +156,8 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
         return []
     options = {**DEEP_OPTIONS.get(name, {})}
     if name in DRAWN_DRAFTS:  # unconstrained drafts have far more ways
-        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
+        length = "most" if name == "auto" else "k"
+        options |= {length: 2, **{name: value for name, value in FEWER.items() if name in options}}
     same: Options = {"max_tokens": 5, "method_options": options, **engine}
     masks = bool({SubsetScorer, BlockFiller} & set(method.needs))
     spelled = LETTERS if masks else LETTERS[:3]
@@ -278,6 +279,8 @@ def broad_cases(name: str) -> list[Case]:
         return _cases_of_canvases(method)
     if BlockFiller in method.needs:
         return _cases_of_blocks(method)
+    if method.asks_costs:
+        return _cases_of_choices(method)
     target = TableBackbone(vocab=3, seed=1)
     if method.drafter == "diffusion":
         return _cases_of_diffusion(method)
@@ -307,6 +310,35 @@ def broad_cases(name: str) -> list[Case]:
         for eos in ((), (1,))
         for sampling in SAMPLINGS
     ]
+
+
+# What rows cost where `auto` is enumerated: nothing, or so much that every outcome counts.
+STEEP = {1: 1.0, 2: 1.35, 8: 3.0}
+
+
+def _cases_of_choices(method: registry.Method) -> list[Case]:
+    """Drafts of every length and source: where rows are free, and where it hangs on what was
+    accepted. Runs must not learn from each other, or they would not choose alike twice."""
+    cases = []
+    for costs in (FREE_ROWS, STEEP):
+        target = TableBackbone(vocab=3, seed=1, step_costs=costs)
+        draft = TableBackbone(vocab=3, seed=2, like=target, blend=0.7, cost=0.1)
+        cases += [
+            case(
+                method.name,
+                target,
+                [0, 1, 0],
+                draft=drafter,
+                eos=eos,
+                method_options={"learn": False},
+                max_tokens=4,
+                **sampling,
+            )
+            for drafter in (None, draft)
+            for eos in ((), (1,))
+            for sampling in SAMPLINGS
+        ]
+    return cases
 
 
 def _cases_with_holes(method: registry.Method) -> list[Case]:
@@ -588,6 +620,7 @@ def feature_families(vocab: int) -> list[Features]:
 
 # Options with which each method drafts, guesses or places as many tokens as can be enumerated.
 DEEP_OPTIONS: dict[str, Options] = {
+    "auto": {"learn": False},
     "speculative": {"k": 5},
     "lookup": {"k": 6, "adapt": False},
     "predicted": {"k": 6, "adapt": False, "prediction": [0, 1, 1, 0, 1, 0, 0, 1]},
@@ -620,7 +653,7 @@ GREEDY_OPTIONS: dict[str, Options] = {
 }
 DEEP_SEED = 1
 # Those that draw their drafts have far more ways to the same text: their laws must be narrow.
-DRAWN_DRAFTS = ("speculative", "specdiff", "assd", "s2d2-exact")
+DRAWN_DRAFTS = ("auto", "speculative", "specdiff", "assd", "s2d2-exact")
 NARROW: Options = {"top_p": 0.85}
 # Every open blank draws, so canvases have more ways too: their texts must be shorter.
 DEEP_LENGTHS = {"stepwise": 5, "ssd": 5, "block-stepwise": 4, "block-ssd": 4}

@@ -86,6 +86,15 @@ class PathSampler:
     def many(self, law_BKN: Tensor) -> Tensor:
         return torch.stack([self(law_BKN[:, i]) for i in range(law_BKN.shape[1])], 1)
 
+    def ahead(self, x_BK: Tensor, law_BLN: Tensor) -> Tensor:
+        drawn_BL = torch.full(law_BLN.shape[:2], -1)
+        for path, row, x_K, law_LN in zip(self.paths, drawn_BL, x_BK.tolist(), law_BLN.tolist()):
+            for i, (law, expected) in enumerate(zip(law_LN, [*x_K, -1])):
+                row[i] = path.choose(law)
+                if row[i] != expected:
+                    break
+        return drawn_BL
+
 
 class Enumeration:
     """Makes the samplers under certification. Every run follows its own path; outcomes not taken

@@ -85,8 +85,8 @@ def generate(call: Call) -> None:
 
     flags = call.flags
     sampling = call.check_sampling()
-    if flags.method or flags.model is None:
-        parse_request(flags.method or "ar", flags.draft, call.options)
+    if flags.method not in (None, "auto") or flags.model is None:
+        parse_request(flags.method or "auto", flags.draft, call.options)
     if is_scaled(flags):
         _generate_scaled(call)
         return

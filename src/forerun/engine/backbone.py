@@ -72,6 +72,7 @@ class Backbone(Protocol[SlotStorage]):
     # to be used, even where others are faster?
     has_fixed_kernels: bool
     deterministic: bool
+    # It may also have `step_costs`, seconds of a step by rows: then they are not measured.
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""

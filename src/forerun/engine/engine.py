@@ -23,12 +23,14 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
+from forerun.engine.costs import Share, StepWatch
 from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
 from forerun.engine.prefetch import Prefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
+from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
 from forerun.errors import ForerunError, NotAble
@@ -91,8 +93,11 @@ class Engine:
         self.running: list[Running] = []
         self.free_lanes = list(range(lanes))
         self.clock = Clock()
+        self.watch = StepWatch()
+        self.foresight = Foresight()
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
+        self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
         self._read_prompts: set[Host] = set()  # models that did since the last draw
         self._last_draw: float | None = None
@@ -119,6 +124,7 @@ class Engine:
 
     def submit(self, ticket: Ticket) -> Ticket:
         self.queue.append(ticket)
+        self._deadlines += ticket.due is not None
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -226,20 +232,47 @@ class Engine:
         try:
             answers = answer(served)
         except Exception as error:
-            for one in served:
-                self._fail(one, error)
-            return
+            answers = [error] * len(served)
         for one, value in zip(served, answers, strict=True):
             if isinstance(value, Exception):
-                self._fail(one, value)
+                self._throw(one, value)
             elif not isinstance(value, NotYet):
                 self._resume(one, value)
 
+    def _end_late(self) -> None:
+        """End those whose time is up, with what they have; refuse those who would be late."""
+        for ticket in overdue(one.ticket for one in self.running):
+            ticket.seq.finish_reason = "deadline"
+            self._cancel(ticket)
+        ahead = 0
+        for ticket in sorted(self.queue, key=lambda each: -each.priority):
+            waits = self.foresight.wait(ahead, self.lanes) if not self.free_lanes else 0.0
+            refusal = self.foresight.refusal(ticket, waits)
+            if refusal is not None:
+                self.queue.remove(ticket)
+                self._fail_ticket(ticket, refusal)
+            else:
+                ahead += 1
+
+    def _know_costs(self) -> None:
+        """Find out what forwards cost, in a lane that is free."""
+        for host in self.hosts:
+            host.know_costs(self.free_lanes[0])
+
     def _admit(self) -> None:
-        while self.queue and self.free_lanes and self._has_pages_for(self.queue[0]):
-            ticket = self.queue.popleft()
+        if self._deadlines:
+            self._end_late()
+        while self.queue and self.free_lanes:
+            ticket = next_ticket(self.queue)
+            if not self._has_pages_for(ticket):
+                break
+            self.queue.remove(ticket)
             ticket.started = time.perf_counter()
             try:
+                if ticket.asks_costs or ticket.due is not None:
+                    self._know_costs()
+                if refusal := self.foresight.refusal(ticket, 0.0):
+                    raise refusal
                 coroutine = ticket.start()
                 check_coroutine(coroutine)
             except Exception as error:
@@ -293,7 +326,19 @@ class Engine:
             raise
         else:
             if one.seq.known != known:
+                self.watch.tokens += one.seq.known - known
                 one.ticket.on_change()
+
+    def _throw(self, one: Running, error: Exception) -> None:
+        """Tell a method that what it waits for has failed. Most end with that; one that can do
+        without, such as without a drafter, goes on."""
+        try:
+            one.throw(error)
+            self._check_room(one)
+        except StopIteration:
+            self._end(one)
+        except Exception as uncaught:
+            self._fail(one, uncaught)
 
     @staticmethod
     def _check_room(one: Running) -> None:
@@ -323,6 +368,7 @@ class Engine:
         self.free_lanes.sort()
         if not self.running:
             self._prefetched = None
+            self.watch.idle()
             self._last_draw = None
         self._end_ticket(one.ticket)
 
@@ -331,9 +377,10 @@ class Engine:
         ticket.seq.finish_reason = "error"
         self._end_ticket(ticket)
 
-    @staticmethod
-    def _end_ticket(ticket: Ticket) -> None:
+    def _end_ticket(self, ticket: Ticket) -> None:
         ticket.ended = time.perf_counter()
+        self._deadlines -= ticket.due is not None
+        self.foresight.ended(ticket)
         ticket.seq.logprobs.forget_answers()
         ticket.on_change()
 
@@ -341,6 +388,7 @@ class Engine:
         """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
         began = time.perf_counter()
         self._prefetched = None
+        self.watch.drawing()
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
         applied: list[tuple[list[int], Applied]] = []
@@ -359,6 +407,7 @@ class Engine:
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
                 answers[i] = outcome or NoOutcome(draws[i].seq)
+        self.watch.arrived()
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
@@ -411,7 +460,8 @@ class Engine:
         self._prefetched = None
         if any(part.is_prompt for part in parts):
             self._read_prompts.add(host)
-        logits_RV = self._timed_forward(host, batch)
+        drafting = question_of(parts[0].one).drafting
+        logits_RV = self._timed_forward(host, batch, drafting)
         for memo, part in zip(memos, parts):
             memo.ran(part.plan, part.start)
         return logits_RV
@@ -426,6 +476,7 @@ class Engine:
         written = host.writer.run(asked, [one.lane for one in served], logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
+        self.watch.wrote(asked[0].tokens)
         return written
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
@@ -439,8 +490,10 @@ class Engine:
             host.memos[one.lane].ran(*prefetched.foreseen[one])
         return self._answers(served, prefetched.logits_of(served))
 
-    def _timed_forward(self, host: Host, batch: Batch) -> Tensor:
+    def _timed_forward(self, host: Host, batch: Batch, drafting: bool = False) -> Tensor:
         began = time.perf_counter()
+        shares = [Share(one.rows, sum(map(len, one.plan.reads))) for one in batch.segments]
+        self.watch.forward(host.costs, shares, drafting)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
         self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began

@@ -12,13 +12,31 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
+from forerun.engine.costs import (
+    ROWS,
+    FixedCosts,
+    StepCosts,
+    identity,
+    load_curve,
+    measure,
+    save_curve,
+)
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch, Segment
-from forerun.engine.pages import PagePool, PageShape
+from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
-from forerun.sequence.rows import Plan
+from forerun.sequence.rows import Plan, causal_rows
+
+
+def _several_processes() -> bool:
+    distributed = torch.distributed
+    return bool(
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 @dataclass
@@ -71,13 +89,46 @@ class Host:
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
-        self.rows_are_cheap = backbone.device.type != "cpu"
+        given = getattr(backbone, "step_costs", None)
+        self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
         return self.backbone.device
+
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Do more rows in one forward cost little more time, as on a GPU?"""
+        return self.costs.rows_are_cheap
+
+    def know_costs(self, lane: int) -> None:
+        """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
+        is free. Processes that share a model must all decide alike, so they never know."""
+        if self.costs.known or _several_processes():
+            return
+        about = identity(self.backbone)
+        self.costs.curve = load_curve(about)
+        if self.costs.known:
+            return
+        most = min(self.room, self.backbone.context, ROWS[-1])
+        self.pool.wake(lane)
+        self.memos[lane].release()
+        if not self.pool.ensure(pages_for(most, self.pool.size)):
+            return
+        curve = measure(lambda rows: self._try(lane, rows), most, self.device.type)
+        self.memos[lane].release()
+        self.costs.curve = curve
+        save_curve(about, curve)
+
+    def _try(self, lane: int, rows: int) -> None:
+        """Run a forward of so many rows, and wait for it."""
+        tokens = causal_rows(np.zeros(rows, np.int32), [])
+        plan = Plan(tokens, [np.arange(rows)], rows, causal=rows)
+        self.runner.forward(self.batch([(lane, plan, 0)]))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def batch(self, work: Sequence[tuple[int, Plan, int]], ahead: int = 0) -> Batch:
         """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are

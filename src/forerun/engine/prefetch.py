@@ -102,7 +102,8 @@ def foresee(running: Sequence[Running], applied: Applied) -> Prefetch | None:
 
 def _is_elsewhere(one: Running, host: Host) -> bool:
     question = one.last_question
-    return question is None or question.drafting or question.host is not host or one.seq.at_last
+    ends = one.seq.at_last or one.seq.draft_follows
+    return question is None or question.drafting or question.host is not host or ends
 
 
 class TokenPrefetch(Prefetch):

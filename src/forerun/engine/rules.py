@@ -28,7 +28,7 @@ from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
 from forerun.probability.acceptance import Sampler
 from forerun.probability.logits import Warp, warp_columns
-from forerun.probability.noise import FixedNoise, Noise, uniforms
+from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import LawRows, PendingLaws, gather_rows, made, model_laws
 from forerun.probability.transfer import HostCopy
@@ -284,20 +284,26 @@ class RuleProgram:
         tokens = [size.batch * a.shape[0] for a in size.arguments if a.kind == "tokens"]
         self._calls = 2 * max(a.rows for a in size.arguments) + 2
         self._used = self._calls  # of them, as soon as that is known
+        self._rows = max(a.rows for a in size.arguments)
+        self._ahead = self._rows  # draws that are foreseen, as soon as it is known how many
         sources = len(batch.sources)
-        parts = [*tokens, sources * size.batch, size.batch * self._calls, 4 * size.batch]
+        numbers = [sources, self._calls, self._rows, 4]
+        parts = [*tokens, *(size.batch * each for each in numbers)]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
-        *self._host_tokens, counts, noise, warp = np.split(
+        *self._host_tokens, counts, noise, ahead, warp = np.split(
             self._host.numpy(), np.cumsum(parts)[:-1]
         )
         self._host_counts = counts.reshape(sources, size.batch)
         self._host_noise = noise.view(np.float64).reshape(size.batch, self._calls)
+        self._host_ahead = ahead.view(np.float64).reshape(size.batch, self._rows)
         self._host_warp = warp.view(np.float64).reshape(4, size.batch)
         self._host_noise[:] = 0.5
-        *self._tokens, counts_S, noise_S, warp_S = self._device.split(parts)
+        self._host_ahead[:] = 0.5
+        *self._tokens, counts_S, noise_S, ahead_S, warp_S = self._device.split(parts)
         self._counts_SB = counts_S.view(sources, size.batch)
         self._noise_BC = noise_S.view(torch.float64).view(size.batch, self._calls)
+        self._ahead_BL = ahead_S.view(torch.float64).view(size.batch, self._rows)
         self._warp_4B = warp_S.view(torch.float64).view(4, size.batch)
         self._logits = [
             torch.zeros(size.batch, self._law_rows(index), size.vocab, dtype=dtype, device=device)
@@ -346,7 +352,10 @@ class RuleProgram:
         if size.warp.warm:
             samplings = [draw.seq.history.sampling for draw in batch.draws]
             self._host_warp[:] = np.array(warp_columns([*samplings, *samplings[:1] * missing]))
-        self._host_noise[: len(batch.draws), : self._used] = uniforms(batch.noise, 0, self._used)
+        count = len(batch.draws)
+        self._host_noise[:count, : self._used] = uniforms(batch.noise, 0, self._used)
+        if self._ahead:
+            self._host_ahead[:count, : self._ahead] = uniforms_ahead(batch.noise, self._ahead)
         self._device.copy_(self._host, non_blocking=True)
 
     def _program(self) -> Tensor:
@@ -362,9 +371,10 @@ class RuleProgram:
                 arguments.append(None)
             else:
                 arguments.append(self._laws(argument))
-        noise = FixedNoise(self._noise_BC)
+        noise = FixedNoise(self._noise_BC, self._ahead_BL)
         outcome = self.size.rule(*arguments, noise)
         self._used = noise.calls
+        self._ahead = noise.looks_ahead
         check_outcome(outcome, self.size.batch)
         self._packed = PackedOutcome(outcome)
         return self._packed.tensor

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from forerun.engine.schedule import Due
 from forerun.errors import NotAble
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import Continuation, Question
@@ -28,6 +29,10 @@ class Ticket:
     seq: Canvas
     start: Callable[[], DecodingCoroutine]
     on_change: Callable[[], None] = do_nothing
+    asks_costs: bool = False  # does its method ask what forwards cost?
+    priority: int = 0  # higher goes first
+    due: Due | None = None
+    ends_early: bool = True  # may its text end before all blanks are filled?
     error: Exception | None = None
     submitted: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -68,6 +73,10 @@ class Running:
     def resume(self, answer: object) -> None:
         """Let the method go on until it waits again. StopIteration says that it has returned."""
         self.waits_for = _servable(self.coroutine.send(answer))
+
+    def throw(self, error: Exception) -> None:
+        """Let the method go on with an error in place of an answer."""
+        self.waits_for = _servable(self.coroutine.throw(error))
 
 
 def _servable(awaited: object) -> Draw[Any] | Question:

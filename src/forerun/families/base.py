@@ -24,6 +24,7 @@ from forerun.sequence.question import (
     BlankLaws,
     Branch,
     Continuation,
+    Costs,
     ModelHost,
     Question,
     Written,
@@ -115,6 +116,11 @@ class ModelHandle:
         """What methods keep from one request to the next. It may change guesses, never
         decisions."""
         return self.host.shared_state
+
+    @property
+    def costs(self) -> Costs:
+        """What steps of the model cost, here and now. It may change guesses, never decisions."""
+        return self.host.costs
 
     @property
     def rows_are_cheap(self) -> bool:

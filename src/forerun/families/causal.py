@@ -56,6 +56,7 @@ class Causal(Family):
 
     name = "causal"
     handle = TreeScorer
+    default_method = "auto"
 
     @classmethod
     def of(cls, config: Any) -> Causal:

@@ -11,6 +11,7 @@ from forerun.families.base import ChainScorer
 from forerun.options import check_flag, check_whole
 from forerun.probability.acceptance import jacobi_step
 from forerun.probability.noise import mix
+from forerun.probability.outcomes import JacobiStep
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
@@ -47,7 +48,8 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     again with what the model said.
 
     At temperature 0 this is the fixed-point iteration of equation 3, and its fixed point is greedy
-    decoding. Above it a guess is a draft that is certain of itself, judged by rejection.
+    decoding. Above it a guess is a draft that is certain of itself, judged by what plain decoding
+    would draw.
     """
     said: list[int] = []  # of the places from `begin` on
     begin = seq.filled
@@ -56,15 +58,22 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
         if options.refill or not y:
             y = y + guess(seq, y, options.block - len(y), options.start)
         y = y[: seq.remaining - 1]
-        seq.note_draft(seq.next(len(y)), y)
         begin = seq.filled
-        [p_LV] = await target.conditionals(seq, y)  # p(. | x, y_<i)
-        step = await seq.draw(jacobi_step, y, p_LV)
-        n = step.accepted
-        seq.fill(seq.next(n), y[:n], "accepted", drafted=y)
-        if not seq.done:
-            seq.fill(seq.next(1), [step.token], "resampled" if n < len(y) else "bonus")
+        step = await judge_guess(seq, target, y)
         said = step.likeliest[: len(y)]
+
+
+async def judge_guess(seq: Canvas, target: ChainScorer, y: Sequence[int]) -> JacobiStep:
+    """Score a guess, keep what is right of it and one token more."""
+    seq.note_draft(seq.next(len(y)), y)
+    [p_LV] = await target.conditionals(seq, y)  # p(. | x, y_<i)
+    step = await seq.draw(jacobi_step, y, p_LV)
+    n = step.accepted
+    seq.draws += n  # as often as plain decoding would have drawn: same seed, same text
+    seq.fill(seq.next(n), y[:n], "accepted", drafted=y)
+    if not seq.done:
+        seq.fill(seq.next(1), [step.token], "resampled" if n < len(y) else "bonus")
+    return step
 
 
 def guess(seq: Canvas, ahead: Sequence[int], count: int, start: str) -> list[int]:

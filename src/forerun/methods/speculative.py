@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.drafters.base import Drafter, spelled_out, without_waste
+from forerun.drafters.base import Draft, Drafter, spelled_out, without_waste
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
-from forerun.probability.acceptance import rejection
+from forerun.probability.acceptance import matching, rejection
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
@@ -34,14 +34,27 @@ async def speculative(
     while seq.goes_on():
         k = min(options.k, seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
-        draft = without_waste(seq, draft)
-        seq.note_draft(draft.positions, draft.tokens, draft.q)
-        [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
+        await judge(seq, target, without_waste(seq, draft))
+
+
+async def judge(seq: Canvas, target: ChainScorer, draft: Draft) -> int:
+    """Score a draft in one forward, keep its longest accepted prefix and one token more. How many
+    were accepted.
+
+    A draft that is certain of itself is judged by what plain decoding draws: same seed, same text.
+    """
+    seq.note_draft(draft.positions, draft.tokens, draft.q)
+    [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
+    if draft.q is None:
+        verdict = await seq.draw(matching, draft.tokens, p_LV)
+        seq.draws += verdict.accepted  # as often as plain decoding would have drawn
+    else:
         verdict = await seq.draw(rejection, draft.tokens, draft.q, p_LV)
-        n = verdict.accepted
-        seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
-        if not seq.done:
-            seq.fill(seq.next(1), [verdict.token], _reason(n, len(draft)))
+    n = verdict.accepted
+    seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
+    if not seq.done:
+        seq.fill(seq.next(1), [verdict.token], _reason(n, len(draft)))
+    return n
 
 
 def _reason(accepted: int, drafted: int) -> str:

@@ -41,6 +41,11 @@ class Sampler(Protocol):
         """K outcomes of each sequence, [B, K]: what K calls one after the other give."""
         ...
 
+    def ahead(self, x_BK: Tensor, law_BLN: Tensor) -> Tensor:
+        """What plain decoding would draw from L laws, one draw each from this one on, [B, L]. What
+        stands behind the first outcome that x does not have is nobody's business."""
+        ...
+
 
 def sample_token(p_BV: Tensor, sample: Sampler) -> Token:
     """One token from each law."""
@@ -62,9 +67,22 @@ def rejection(x_BK: Tensor, q_BKV: Tensor | None, p_BLV: Tensor, sample: Sampler
     return keep_prefix(accept_BK, x_BK, q_BKV, p_BLV, sample)
 
 
+def matching(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> Verdict:
+    """Draw the next tokens as plain decoding would, and keep those that were foreseen.
+
+    For drafts that are certain of themselves: a token is kept as often as by rejection, and the
+    text is the one that plain decoding draws with the same noise. So it is the same text whatever
+    is drafted, and however much of it.
+    """
+    drawn_BL = sample.ahead(x_BK, p_BLV)
+    foreseen_BK = (x_BK >= 0) & (drawn_BL[:, : x_BK.shape[1]] == x_BK)
+    n_B = foreseen_BK.cumprod(1).sum(1)
+    return Verdict.of_batch(accepted=n_B, token=drawn_BL.gather(1, n_B[:, None]).squeeze(1))
+
+
 def jacobi_step(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> JacobiStep:
-    """Rejection of a guess, and the likeliest token at every place: the next guess."""
-    verdict = rejection(x_BK, None, p_BLV, sample)
+    """A verdict on a guess, and the likeliest token at every place: the next guess."""
+    verdict = matching(x_BK, p_BLV, sample)
     columns = verdict.columns()
     likeliest_BL = p_BLV.argmax(-1)
     repeated_BK = shifted_guess(x_BK, columns["accepted"], columns["token"], likeliest_BL)

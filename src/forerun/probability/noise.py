@@ -112,6 +112,13 @@ def _stretch(outcomes: int) -> int:
     )
 
 
+def uniforms_ahead(draws: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+    """The first number of each draw and of those that follow it, [B, count]: what plain decoding,
+    which draws once per token, will use for the next tokens."""
+    ahead = [(key, draw + i) for key, draw in draws for i in range(count)]
+    return uniforms(ahead, 0, 1).reshape(len(draws), count)
+
+
 class Noise:
     """The `sample` argument of the rules in production: one uniform per sequence and call, from
     each sequence's own key."""
@@ -130,13 +137,31 @@ class Noise:
         self.calls += count
         return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
 
+    def ahead(self, x_BK: Tensor, law_BLN: Tensor) -> Tensor:
+        size, count, _ = law_BLN.shape
+        u_BL = to_device(uniforms_ahead(self.draws, count), torch.float64, law_BLN.device)
+        if law_BLN.device.type != "cpu":
+            return pick(law_BLN.flatten(0, 1), u_BL.flatten()).view(size, count)
+        drawn_BL = torch.full((size, count), -1)
+        left_B = torch.arange(size)
+        for i in range(count):  # nobody looks behind the first that differs
+            drawn_BL[left_B, i] = pick(law_BLN[left_B, i], u_BL[left_B, i])
+            if i < x_BK.shape[1]:
+                left_B = left_B[drawn_BL[left_B, i] == x_BK[left_B, i]]
+            if not len(left_B):
+                break
+        return drawn_BL
+
 
 class FixedNoise:
-    """The `sample` of a program: uniform numbers in fixed memory, one column per call."""
+    """The `sample` of a program: uniform numbers in fixed memory, one column per call, and one per
+    draw from this one on."""
 
-    def __init__(self, u_BC: Tensor):
+    def __init__(self, u_BC: Tensor, ahead_BL: Tensor | None = None):
         self._u_BC = u_BC
+        self._ahead_BL = ahead_BL
         self.calls = 0
+        self.looks_ahead = 0  # draws that it was asked for at once
 
     def __call__(self, law_BN: Tensor) -> Tensor:
         return self.many(law_BN[:, None])[:, 0]
@@ -148,3 +173,11 @@ class FixedNoise:
         if u_BK.shape[1] < count:
             raise NotAble("a rule draws more often than its laws have rows.")
         return pick(law_BKN.flatten(0, 1), u_BK.flatten()).view(size, count)
+
+    def ahead(self, x_BK: Tensor, law_BLN: Tensor) -> Tensor:
+        size, count, _ = law_BLN.shape
+        if self._ahead_BL is None or self._ahead_BL.shape[1] < count:
+            raise NotAble("a rule draws further ahead than its laws have rows.")
+        self.looks_ahead = max(self.looks_ahead, count)
+        u_BL = self._ahead_BL[:, :count]
+        return pick(law_BLN.flatten(0, 1), u_BL.flatten()).view(size, count)

@@ -98,7 +98,12 @@ class Job:
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
         self._check_possible()
-        self.ticket = Ticket(self.seq, self._start)
+        self.ticket = Ticket(
+            self.seq,
+            self._start,
+            asks_costs=request.method.asks_costs,
+            ends_early=not sampling.ignore_eos or bool(sampling.stop or sampling.stop_token_ids),
+        )
 
     def _check_possible(self) -> None:
         constraint = self.seq.history.constraint
@@ -251,6 +256,7 @@ class Job:
             ),
             stats=stats,
             trace=seq.trace.events,
+            choices=seq.trace.choices,
             prompt_ids=self.prompt,
             stopped_by=self.stopped_by,
             logprobs=self._logprobs(),

@@ -10,7 +10,7 @@ from forerun import registry
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import names_drafter
 from forerun.errors import BadOption, NotAble, TokenizerMismatch, unknown
-from forerun.families.base import ChainScorer, ModelHandle
+from forerun.families.base import ChainScorer, Family, ModelHandle
 from forerun.options import Sampling
 from forerun.requests.model import DecodableModel
 from forerun.requests.prompts import as_list
@@ -31,6 +31,12 @@ class DecodeRequest:
     @property
     def needs_draft_model(self) -> bool:
         return self.drafter_class is not None and needs_model(self.drafter_class)
+
+
+def method_for(family: Family, method: str | registry.Method | None) -> str | registry.Method:
+    """The method of a request. Where none is named, or 'auto', it is what models of the family
+    decode by: for left-to-right models that is the method `auto` itself."""
+    return family.default_method if method in (None, "auto") else method
 
 
 def parse_request(method: str | registry.Method, draft: object, options: Options) -> DecodeRequest:

@@ -11,7 +11,7 @@ from forerun.constraints.parsing import plain
 from forerun.registry import Method
 from forerun.requests.tools import ToolCall
 from forerun.sequence.logprobs import TokenLogprob
-from forerun.sequence.trace import Event, Trace
+from forerun.sequence.trace import Choice, Event, Trace
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Stats:
     tokens_per_second: float
     # from the first forward to the first token that was final
     first_token_seconds: float | None = None
+    choices: dict[str, int] = field(
+        default_factory=dict
+    )  # who drafted -> steps, if that was chosen
+    notes: list[str] = field(default_factory=list)  # such as a drafter that failed
 
 
 NO_COST = Stats(0, 0, 0, 0, 0.0, None, None, None, {}, 0.0, 0.0, 0.0)
@@ -73,6 +77,8 @@ def stats_of(
         queued_seconds=queued_seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         first_token_seconds=first_token_seconds,
+        choices=dict(Counter(choice.drafter for choice in trace.choices)),
+        notes=list(trace.notes),
     )
 
 
@@ -104,13 +110,16 @@ class Result:
 
     text: str
     token_ids: list[int]
-    finish_reason: str  # stop | length | unmet (a constraint, in max_tokens) | cancelled | error
+    # stop | length | unmet (a constraint, in max_tokens) | deadline | cancelled | error
+    finish_reason: str
     method: str
     model: str
     guarantee: str  # exact | approximate
     reference: str  # what the guarantee is relative to
     stats: Stats
     trace: list[Event] = field(repr=False)
+    # What `auto` chose for each step, and from what.
+    choices: list[Choice] = field(repr=False, default_factory=list)
     reason: str = ""  # why it is approximate, and what it equals all the same
     prompt_ids: list[int] = field(repr=False, default_factory=list)
     stopped_by: str | int | None = None  # the stop string or token, if one ended the text

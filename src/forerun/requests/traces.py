@@ -2,9 +2,9 @@
 
 Every line has a `kind`. A request begins with `start`, which has its canvas, and closes with `end`,
 which has its text and what it cost. Between them stand, in the order in which they happened,
-`forward` (what a model said), `draft` (what is judged next), `router` (whether to verify) and
-`commit` (what was decided). A request that recorded nothing has commits only. `docs/page.md` lists
-the fields.
+`forward` (what a model said), `draft` (what is judged next), `router` (whether to verify), `choice`
+(who drafts) and `commit` (what was decided). A request that recorded nothing has commits only.
+`docs/page.md` lists the fields.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class Canvas:
         self.logprobs = LogprobRecord(history.sampling.logprobs)
         self.noise_key = mix(seed, sample)
         self.draws = 0
+        self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
         self.begin(tokens)
 
@@ -126,6 +127,7 @@ class Canvas:
             if token is None:
                 break
             self.fill(self.next(1), [token], "forced")
+            self.draws += 1  # as if it had been drawn: a token's noise goes by its place
         return not self.done
 
     def next(self, n: int) -> list[int]:
@@ -199,6 +201,13 @@ class Canvas:
         """Tell the trace what a router decided, and from what."""
         if self.recorder is not None:
             self.recorder.routed(verify, seen)
+
+    def note_choice(self, drafter: str, length: int, expected: Sequence[float]) -> None:
+        """Tell the trace who was chosen to draft how many tokens. `expected` are the tokens of the
+        step, its seconds, and those of a step without a draft."""
+        choice = self.trace.choose(drafter, length, expected)
+        if self.recorder is not None:
+            self.recorder.chose(choice)
 
     def _record_commit(self, branches: Sequence[int] = ()) -> None:
         if self.recorder is not None:

@@ -14,13 +14,63 @@ from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import Plan
 
 
+class Costs(Protocol):
+    """What steps of a model cost, here and now, as far as a method may know it."""
+
+    @property
+    def known(self) -> bool:
+        """Is anything known?"""
+        ...
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Is a plain step begun before it is asked for?"""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Do other sequences of the batch count?"""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the last forward held."""
+        ...
+
+    def plain(self, sequences: int) -> float:
+        """Seconds of a step of so many sequences in which nobody drafts."""
+        ...
+
+    def steps_with(self, others: int, most: int) -> Sequence[float]:
+        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
+        and so on, up to `most` at least."""
+        ...
+
+    def forward(self, rows: int) -> float:
+        """Seconds of a forward of so many rows."""
+        ...
+
+    def draft_forward(self) -> float | None:
+        """Seconds of one forward of a draft model, as seen beside this one; None before any."""
+        ...
+
+
 class ModelHost(Protocol):
     """A model with its cache, as far as a handle needs to know it."""
 
     # What methods keep from one request to the next. It may change guesses, never decisions.
     shared_state: dict[str, Any]
     room: int  # rows that one plan may have
-    rows_are_cheap: bool  # do more rows in one forward cost little more time?
+
+    @property
+    def costs(self) -> Costs:
+        """What steps of the model cost."""
+        ...
+
+    @property
+    def rows_are_cheap(self) -> bool:
+        """Do more rows in one forward cost little more time?"""
+        ...
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forerun.probability.pending import made
-from forerun.sequence.trace import Event, Trace
+from forerun.sequence.trace import Choice, Event, Trace
 
 TOP = 5  # candidates kept of every law
 DIGITS = 6  # of probabilities and seconds
@@ -96,6 +96,10 @@ class Recorder:
     def routed(self, verify: bool, seen: Mapping[str, Any]) -> None:
         """A router decided whether to verify, from what it saw."""
         self._write("router", forward=self.trace.forwards, verify=verify, **seen)
+
+    def chose(self, choice: Choice) -> None:
+        """Somebody was chosen to draft the next step, or nobody."""
+        self._write("choice", **choice._asdict())
 
     def committed(self, event: Event, branches: Sequence[int] = ()) -> None:
         """Tokens were decided. `branches` are those whose laws they were drawn from."""

@@ -18,6 +18,7 @@ from forerun.errors import (
     EngineStopped,
     ForerunError,
     NoRoom,
+    TooLate,
     unknown,
 )
 from forerun.serve.encoding import JsonResponse
@@ -100,6 +101,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, EngineStopped):
         log.error("engine stopped: %s", error)
         return unavailable("the engine of this model has stopped.", "engine_stopped")
+    if isinstance(error, TooLate):
+        return too_late(str(error))
     if isinstance(error, NoRoom | BadCheckpoint):
         log.error("%s: %s", type(error).__name__, error)
         return unavailable("this model, or its draft, cannot be loaded here.", "not_loaded")

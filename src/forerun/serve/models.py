@@ -47,8 +47,8 @@ class Served:
     def method(self, family: Any) -> str:
         """The method of requests that name none."""
         chosen = self.settings.method
-        if chosen is not None and registry.method_named(chosen).runs_on(family):
-            return chosen
+        if chosen not in (None, "auto") and registry.method_named(chosen).runs_on(family):
+            return str(chosen)
         return str(family.default_method)
 
     def describe(self) -> dict[str, Any]:

@@ -41,11 +41,15 @@ class How:
         check_options(method, draft, options, self.models.ids)
         if self.prediction is not None:
             options["prediction"] = self.prediction
-        return {"method": method.name, "draft": draft, **self.sampling, **options}
+        schedule: dict[str, Any] = {"priority": self.extension.priority}
+        if self.extension.deadline is not None:
+            schedule |= {"deadline": self.extension.deadline, "allow_partial": True}
+        return {"method": method.name, "draft": draft, **schedule, **self.sampling, **options}
 
     def _method(self, model: Model) -> registry.Method:
         named = self.extension.method
         if self.prediction is None:
+            named = None if named == "auto" else named
             return registry.method_named(named or self.served.method(model.family))
         if named not in (None, "predicted"):
             raise refused(
@@ -58,7 +62,8 @@ class How:
         named = self.draft_model or self.extension.draft
         fixed = method.drafter is not None and method.drafter.startswith("diffusion")
         takes_one = fixed or (method.drafts and method.drafter is None)
-        if named is None and takes_one and not method.drafts_itself:
+        has_one = method.asks_costs and self.models.settings.draft is not None
+        if named is None and takes_one and (has_one or not method.drafts_itself):
             return self.models.default_draft()
         return named
 

@@ -1,0 +1,489 @@
+"""`auto` beside every fixed method and option, in tokens per second: code, chat, summarising,
+translation and retrieval, at several batch sizes, on a CPU or a GPU.
+
+    python bench/auto.py --model zoo:ar --draft zoo:drafter --json FILE
+    python bench/auto.py --model DIR --device cuda --batch 1 8 32 --json FILE
+    python bench/auto.py --neighbour --json FILE        (beside a process that computes)
+    python bench/auto.py --load 0.5 2 8 --json FILE     (Poisson arrivals, requests per second)
+    python bench/auto.py --choices                      (what it chose over a text)
+    python bench/auto.py --publish FILE ...             (writes docs/auto.md)
+
+Contestants take turns, so that a noisy machine is noisy for all of them; the order changes from
+turn to turn, and the first turn only warms up. All decode greedily past end tokens, so that each
+writes the same number of tokens, and every text is compared with plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forerun
+
+PARAGRAPH = (
+    "The harbour of Bergen was founded before 1070. In the thirteenth century it became the "
+    "largest town of the country and the seat of its kings. Merchants of the Hanseatic League "
+    "opened an office there in 1360 and traded dried cod from the north for grain from the south. "
+    "Fires burned the wooden houses down in 1702 and again in 1916; the rows along the quay were "
+    "rebuilt each time on the old plan. "
+)
+FUNCTION = """def summarise(values):
+    total = 0
+    count = 0
+    for value in values:
+        total = total + value
+        count = count + 1
+    if count == 0:
+        return None
+    return {"total": total, "count": count, "average": total / count}
+"""
+PROMPTS: dict[str, list[str]] = {
+    "code": [
+        f"{FUNCTION}\n\n# The same with a docstring:\n\ndef summarise(values):\n",
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self):\n",
+        "import os\nimport sys\n\n\ndef read_file(path):\n    with open(path) as file:\n",
+        "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    ],
+    "chat": [
+        "User: What should I cook for six friends on a cold evening?\nAssistant:",
+        "User: Why is the sky blue, and why is the sunset red?\nAssistant:",
+        "User: Write me a short poem about a bicycle in the rain.\nAssistant:",
+        "User: I slept badly. What can I do about it?\nAssistant:",
+    ],
+    "summarising": [
+        f"{PARAGRAPH}{PARAGRAPH}\nSummary in two sentences:",
+        f"Text: {PARAGRAPH}\nRepeat the text with all years left out:",
+        f"{PARAGRAPH}\nThe most important facts as a list:\n-",
+        f"Minutes: {PARAGRAPH}\nHeadline:",
+    ],
+    "translation": [
+        f"English: {PARAGRAPH}\nFrench:",
+        "English: The cat sleeps on the old chair.\nGerman:",
+        f"English: {PARAGRAPH}\nSpanish:",
+        "English: Where is the station, please?\nItalian:",
+    ],
+    "retrieval": [
+        f"{PARAGRAPH}\nQuestion: When did the merchants open their office? Quote the sentence.\n",
+        "A1: red\nA2: green\nA3: blue\nA4: yellow\nA5: black\n" * 3 + "Question: list A1 to A5.\n",
+        f"{PARAGRAPH}\nQuestion: What burned down, and when? Quote.\nAnswer:",
+        "key 17 = 4821\nkey 18 = 9034\nkey 19 = 1177\nkey 20 = 6650\nQuestion: key 18? Answer:",
+    ],
+}
+GRID: list[tuple[str, dict[str, Any]]] = [
+    ("ar", {}),
+    ("lookup", {"k": 2}),
+    ("lookup", {"k": 5}),
+    ("lookup", {"k": 10}),
+    ("lookup", {"k": 10, "adapt": False}),
+    ("jacobi", {"block": 4}),
+    ("jacobi", {"block": 16}),
+]
+DRAFTED: list[tuple[str, dict[str, Any]]] = [("speculative", {"k": k}) for k in (2, 4, 7)]
+Contestant = tuple[str, dict[str, Any]]
+
+
+def label(contestant: Contestant) -> str:
+    method, options = contestant
+    told = [f"{name} {value}" for name, value in options.items() if name != "draft"]
+    return ", ".join([method, *told])
+
+
+@dataclass
+class Row:
+    """Tokens per second of one contestant on one set of prompts at one batch size."""
+
+    prompts: str
+    batch: int
+    method: str
+    rate: float  # the median of the turns
+    least: float
+    most: float
+    tokens_per_forward: float
+    same_text: bool
+    choices: dict[str, int]
+
+
+class Race:
+    """One model, all contestants."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments = arguments
+        batch = max(arguments.batch)
+        self.model = forerun.load(
+            arguments.model,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            lanes=batch,
+            max_context=arguments.context,
+        )
+        contestants = [*GRID]
+        more: dict[str, Any] = {}
+        if arguments.draft:
+            draft = forerun.load(
+                arguments.draft, device=arguments.device, dtype=arguments.dtype, lanes=1
+            )
+            more = {"draft": draft}
+            contestants += [(name, {**options, **more}) for name, options in DRAFTED]
+        self.contestants: list[Contestant] = [*contestants, ("auto", more)]
+        self.until = time.perf_counter() + arguments.seconds
+
+    def run(self) -> list[Row]:
+        rows = []
+        for batch in self.arguments.batch:
+            for name in self.arguments.sets:
+                rows += self.race(name, batch)
+        return rows
+
+    def race(self, name: str, batch: int) -> list[Row]:
+        prompts = [PROMPTS[name][i % len(PROMPTS[name])] for i in range(batch)]
+        rates: dict[str, list[float]] = {label(one): [] for one in self.contestants}
+        last: dict[str, list[forerun.Result]] = {}
+        order = list(self.contestants)
+        for turn in range(self.arguments.rounds + 1):
+            random.Random(turn).shuffle(order)
+            for contestant in order:
+                rate, last[label(contestant)] = self.decode(contestant, prompts)
+                if turn:
+                    rates[label(contestant)].append(rate)
+            if time.perf_counter() > self.until and turn:
+                break
+        plain = [result.token_ids for result in last["ar"]]
+        rows = []
+        for contestant in self.contestants:
+            results = last[label(contestant)]
+            rates_of = rates[label(contestant)]
+            rows.append(
+                Row(
+                    name,
+                    batch,
+                    label(contestant),
+                    statistics.median(rates_of),
+                    min(rates_of),
+                    max(rates_of),
+                    statistics.mean(r.stats.tokens_per_forward for r in results),
+                    [result.token_ids for result in results] == plain,
+                    dict(sum_up(r.stats.choices for r in results)),
+                )
+            )
+        best = max(rows, key=lambda row: row.rate)
+        ours = rows[-1]
+        over_plain = ours.rate / rows[0].rate
+        print(
+            f"{name:12} batch {batch}: auto {ours.rate:8.1f} tokens/s, {over_plain:.2f} of ar, "
+            f"{ours.rate / best.rate:.2f} of the best ({best.method}), {ours.choices}",
+            flush=True,
+        )
+        return rows
+
+    def decode(
+        self, contestant: Contestant, prompts: Sequence[str]
+    ) -> tuple[float, list[forerun.Result]]:
+        method, options = contestant
+        clock = time.process_time if self.arguments.cpu_time else time.perf_counter
+        began = clock()
+        results = self.model.generate(
+            list(prompts),
+            method=method,
+            max_tokens=self.arguments.tokens,
+            ignore_eos=True,
+            raise_errors=True,
+            **options,
+        )
+        seconds = clock() - began
+        return sum(len(result.token_ids) for result in results) / seconds, results
+
+
+def sum_up(counts: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+@dataclass
+class LoadRow:
+    """What a load of requests felt like."""
+
+    method: str
+    per_second: float  # requests that came
+    requests: int
+    tokens_per_second: float
+    first_token_p50: float  # seconds, waiting for a lane included
+    first_token_p99: float
+    per_token_p50: float  # seconds of one sequence, after its first token
+    per_token_p99: float
+
+
+def under_load(race: Race, contestant: Contestant, rate: float, seconds: float) -> LoadRow:
+    """Requests that come at random moments, so many per second on average, of all sets."""
+    chance = random.Random(0)
+    arrivals = []
+    now = 0.0
+    while now < seconds:
+        now += chance.expovariate(rate)
+        texts = PROMPTS[chance.choice(race.arguments.sets)]
+        arrivals.append((now, chance.choice(texts), chance.choice((16, 32, 64, 128))))
+    method, options = contestant
+    began = time.perf_counter()
+    jobs = []
+    for at, prompt, tokens in arrivals:
+        time.sleep(max(0.0, began + at - time.perf_counter()))
+        jobs.append(
+            race.model.submit(prompt, method=method, max_tokens=tokens, ignore_eos=True, **options)
+        )
+    results = []
+    for each in jobs:
+        each.wait()
+        results += each.results()
+    took = time.perf_counter() - began
+    first = [r.stats.queued_seconds + (r.stats.first_token_seconds or 0.0) for r in results]
+    pace = [
+        (r.stats.seconds - (r.stats.first_token_seconds or 0.0)) / max(1, r.stats.tokens - 1)
+        for r in results
+    ]
+    return LoadRow(
+        label(contestant),
+        rate,
+        len(results),
+        sum(r.stats.tokens for r in results) / took,
+        quantile(first, 0.5),
+        quantile(first, 0.99),
+        quantile(pace, 0.5),
+        quantile(pace, 0.99),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def keep_busy() -> None:
+    numbers = torch.randn(256, 256)
+    while True:
+        numbers = torch.tanh(numbers @ numbers)
+
+
+@contextmanager
+def neighbour(wanted: bool) -> Iterator[None]:
+    """A process beside us that computes all the time."""
+    process = multiprocessing.get_context("spawn").Process(target=keep_busy, daemon=True)
+    if wanted:
+        process.start()
+        time.sleep(3)
+    try:
+        yield
+    finally:
+        if wanted:
+            process.kill()
+
+
+def machine(device: str | None) -> str:
+    if device is not None and device.startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return f"{os.cpu_count()} x {platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def choices(race: Race) -> list[dict[str, Any]]:
+    """What it chose over one text, step by step."""
+    prompt = PROMPTS["code"][0]
+    race.decode(race.contestants[-1], [prompt])
+    _, [result] = race.decode(race.contestants[-1], [prompt])
+    texts: dict[int, str] = {}
+    for event in result.trace:
+        said = race.model.decode(event.tokens)
+        texts[event.forward] = texts.get(event.forward, "") + said
+    return [
+        {**choice._asdict(), "text": texts.get(choice.forward, "")} for choice in result.choices
+    ]
+
+
+def report(arguments: argparse.Namespace) -> dict[str, Any]:
+    with neighbour(arguments.neighbour):
+        race = Race(arguments)
+        found: dict[str, Any] = dict(
+            model=Path(arguments.model).name,
+            draft=arguments.draft and Path(arguments.draft).name,
+            machine=machine(arguments.device),
+            neighbour=arguments.neighbour,
+            cpu_time=arguments.cpu_time,
+            dtype=str(race.model.backbone.dtype).removeprefix("torch."),
+            torch=torch.__version__,
+            date=date.today().isoformat(),
+            tokens=arguments.tokens,
+            rows=[],
+            load=[],
+            choices=[],
+        )
+        if arguments.choices:
+            found["choices"] = choices(race)
+        elif arguments.load:
+            best = ("lookup", {"k": 5})
+            for rate in arguments.load:
+                for contestant in (("ar", {}), best, race.contestants[-1]):
+                    row = under_load(race, contestant, rate, arguments.load_seconds)
+                    print(row, flush=True)
+                    found["load"].append(asdict(row))
+        else:
+            found["rows"] = [asdict(row) for row in race.run()]
+        curve = race.model.host.costs.curve or {}
+        found["curve"] = {str(rows): round(1e3 * each, 4) for rows, each in curve.items()}
+    return found
+
+
+def race_table(found: dict[str, Any]) -> str:
+    """One line for each set and batch: `ar`, the best fixed contestant and `auto`."""
+    lines = [
+        "| prompts | batch | `ar`, tokens/s | best fixed, tokens/s | `auto`, tokens/s | "
+        "over `ar` | over the best | steps that drafted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    kinds = dict.fromkeys((row["prompts"], row["batch"]) for row in found["rows"])
+    for prompts, batch in kinds:
+        rows = [r for r in found["rows"] if (r["prompts"], r["batch"]) == (prompts, batch)]
+        by_name = {row["method"]: row for row in rows}
+        best = max((r for r in rows if r["method"] != "auto"), key=lambda row: row["rate"])
+        ours = by_name["auto"]
+        plain = by_name["ar"]["rate"]
+        steps = sum(ours["choices"].values()) or 1
+        drafted = [
+            f"{name} {count / steps:.0%}"
+            for name, count in sorted(ours["choices"].items())
+            if name != "none"
+        ]
+        lines.append(
+            f"| {prompts} | {batch} | {plain:,.1f} | {best['rate']:,.1f} (`{best['method']}`) | "
+            f"{ours['rate']:,.1f} | {ours['rate'] / plain:.2f} "
+            f"| {ours['rate'] / best['rate']:.2f} | {', '.join(drafted) or 'none'} |"
+        )
+    return "\n".join(lines)
+
+
+def worst(found: dict[str, Any]) -> str:
+    """The worst ratios of all sets and batches."""
+    over_plain = []
+    over_best = []
+    for row in found["rows"]:
+        if row["method"] == "auto":
+            same = [
+                r
+                for r in found["rows"]
+                if (r["prompts"], r["batch"]) == (row["prompts"], row["batch"])
+            ]
+            plain = next(r for r in same if r["method"] == "ar")
+            best = max(r["rate"] for r in same if r["method"] != "auto")
+            over_plain.append(row["rate"] / plain["rate"])
+            over_best.append(row["rate"] / best)
+    texts = [row["same_text"] for row in found["rows"] if row["method"] == "auto"]
+    return (
+        f"Worst ratio to `ar`: {min(over_plain):.2f}; to the best of the fixed ones: "
+        f"{min(over_best):.2f}. Texts equal to `ar`'s: {sum(texts)} of {len(texts)} sets."
+    )
+
+
+def load_table(found: dict[str, Any]) -> str:
+    lines = [
+        "| requests/s | method | tokens/s | ms to the first token: p50, p99 | "
+        "ms per token: p50, p99 |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["load"]:
+        numbers = [1e3 * row[f"{name}_{p}"] for name in ("first_token", "per_token") for p in PS]
+        lines.append(
+            f"| {row['per_second']:g} | `{row['method']}` | {row['tokens_per_second']:,.1f} | "
+            f"{numbers[0]:,.0f}, {numbers[1]:,.0f} | {numbers[2]:,.1f}, {numbers[3]:,.1f} |"
+        )
+    return "\n".join(lines)
+
+
+PS = ("p50", "p99")
+
+
+def choice_table(found: dict[str, Any]) -> str:
+    lines = ["| forward | chosen | expected | written |", "|---|---|---|---|"]
+    for choice in found["choices"]:
+        chosen = choice["drafter"]
+        if choice["length"]:
+            chosen += f", {choice['length']}"
+        expected = f"{choice['expected']:.1f} tokens in {1e3 * choice['seconds']:.1f} ms"
+        text = json.dumps(choice["text"]).replace("|", "\\|").replace("`", "'")
+        lines.append(f"| {choice['forward']} | {chosen} | {expected} | `{text}` |")
+    return "\n".join(lines)
+
+
+def section(found: dict[str, Any]) -> str:
+    """One file's part of the page."""
+    beside = ", beside a process that keeps every core busy" if found["neighbour"] else ""
+    drafted = f", draft model {found['draft']}" if found["draft"] else ""
+    title = f"### {found['model']}{drafted}: {found['machine']}{beside}"
+    about = (
+        f"{found['dtype']}, torch {found['torch']}, {found['tokens']} tokens each, {found['date']}."
+    )
+    curve = ", ".join(f"{rows}: {each:g}" for rows, each in found["curve"].items())
+    if found["cpu_time"]:
+        about += " Seconds are this process's own, on a machine that others used at the same time."
+    parts = [title, f"{about} Measured milliseconds of a forward by rows: {curve}."]
+    if found["rows"]:
+        parts += [race_table(found), worst(found)]
+    if found["load"]:
+        parts += ["Requests of all sets, Poisson arrivals:", load_table(found)]
+    if found["choices"]:
+        parts += ["What it chose, step by step:", choice_table(found)]
+    return "\n\n".join(parts)
+
+
+def publish(files: Sequence[Path]) -> None:
+    from page import write_tables
+
+    write_tables("auto.md", "\n\n".join(section(json.loads(file.read_text())) for file in files))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", default="zoo:ar")
+    parser.add_argument("--draft")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1])
+    parser.add_argument("--sets", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=150, help="then one turn each is enough")
+    parser.add_argument("--neighbour", action="store_true", help="beside a busy process")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count only this process's own time"
+    )
+    parser.add_argument("--load", type=float, nargs="*", help="requests per second")
+    parser.add_argument("--load-seconds", type=float, default=10)
+    parser.add_argument("--choices", action="store_true", help="what it chose over a text")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--publish", type=Path, nargs="*", help="write the page from these files")
+    arguments = parser.parse_args()
+    if arguments.publish:
+        publish(arguments.publish)
+        return
+    found = report(arguments)
+    if found["rows"]:
+        print(worst(found))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

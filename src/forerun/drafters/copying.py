@@ -1,0 +1,99 @@
+"""Prompt lookup that knows how well it does: where the text seems to repeat itself, how long it has
+done so, and how often such a copy went on.
+
+Every decided token is compared with the copy, drafted or not. So it costs nothing to learn whether
+drafting would pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.drafters.base import Draft
+from forerun.drafters.odds import Odds
+from forerun.sequence.canvas import Canvas
+
+# How often a copy goes on, by how many tokens before it agree (from 0), before anything was seen.
+FIRST_ODDS = (0.0, 0.15, 0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.78, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9)
+LONGEST = len(FIRST_ODDS) - 1  # agreement that is told apart
+LONGEST_RUN = 3  # tokens of a run that is looked up
+HARDLY = 0.03  # a chance that is not worth a row anywhere
+AT_ONCE = 512  # tokens that are read in one step, so that a long prompt stops nobody
+
+
+class Copying:
+    """Follows a text and the place in it that it seems to repeat.
+
+    After a run of up to three tokens that stood somewhere before, that place is followed until it
+    disagrees.
+    """
+
+    def __init__(self, odds: Odds):
+        self.odds = odds
+        self._text: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # where a run was seen last: the place after
+        self.place = 0  # in the text, of the token that comes next if it repeats; 0: nowhere
+        self.agrees = 0  # tokens before it that agree
+
+    def follow(self, seq: Canvas) -> bool:
+        """Read what was decided since. Has all been read?"""
+        start = len(self._text)
+        new = seq.tokens[start : min(seq.known, start + AT_ONCE)].tolist()
+        for token in new:
+            self._read(token, learns=len(self._text) >= seq.blanks[0])
+        return len(self._text) == seq.known
+
+    def _read(self, token: int, learns: bool) -> None:
+        text = self._text
+        if self.place:
+            right = text[self.place] == token
+            if learns:
+                self.odds.count(self.agrees, right)
+            self.agrees = self.agrees + 1 if right else 0
+            self.place = self.place + 1 if right else 0
+        text.append(token)
+        end = len(text)
+        runs = [tuple(text[end - n :]) for n in range(1, min(LONGEST_RUN, end) + 1)]
+        if not self.place:
+            self._find(runs)
+        for run in runs:
+            self._after[run] = end
+
+    def _find(self, runs: Sequence[tuple[int, ...]]) -> None:
+        """The place where the longest of these runs stood last."""
+        for run in reversed(runs):
+            place = self._after.get(run, 0)
+            if place:
+                self.place = place
+                self.agrees = self._agreement(place)
+                return
+
+    def _agreement(self, place: int) -> int:
+        """How many tokens before a place are those at the end of the text."""
+        text = self._text
+        most = min(place, LONGEST)
+        for count in range(most):
+            if text[place - 1 - count] != text[-1 - count]:
+                return count
+        return most
+
+    def chances(self, most: int) -> list[float]:
+        """Of the next tokens of the copy, each given those before it, as far as that may happen."""
+        found: list[float] = []
+        if not self.place:
+            return found
+        reached = 1.0
+        for agrees in range(self.agrees, self.agrees + most):
+            chance = self.odds.chance(agrees)
+            reached *= chance
+            if reached < HARDLY:
+                break
+            found.append(chance)
+        return found
+
+    def draft(self, seq: Canvas, k: int) -> Draft:
+        """The next k tokens of the copy, which may go on with what it has copied."""
+        period = len(self._text) - self.place
+        copied = [self._text[self.place + i % period] for i in range(k)]
+        tokens = seq.up_to_end(copied)
+        return Draft(seq.next(len(tokens)), tokens)

@@ -1,0 +1,172 @@
+"""Whoever can draft for a sequence, as `auto` sees them: what they promise, cost and say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from forerun.drafters.base import NO_DRAFT, Draft, Drafter, spelled_out
+from forerun.drafters.copying import FIRST_ODDS, Copying
+from forerun.drafters.odds import ModelOdds, Odds
+from forerun.families.base import ChainScorer
+from forerun.methods.jacobi import guess, judge_guess
+from forerun.methods.speculative import judge
+from forerun.sequence.canvas import Canvas
+
+# Odds of a draft by depth, before anything was seen.
+FIRST_DRAFTED = (0.7,) * 8
+FIRST_SPELLED = (0.9,) * 4
+FIRST_GUESSED = (0.15, 0.1, 0.1, 0.1)
+DEEPEST = 64
+
+
+class Source:
+    """A drafter. This one never has anything to say."""
+
+    name = "none"
+    learns_unasked = True  # or must it draft for anybody to know whether that pays?
+    lengths: Collection[int] = ()  # that are worth considering
+
+    def __init__(self, seq: Canvas, target: ChainScorer):
+        self.seq = seq
+        self.target = target
+
+    def chances(self, most: int) -> Sequence[float]:
+        """Of each of the next tokens to be accepted, given those before it; none where there is
+        nothing to say."""
+        return ()
+
+    def seconds(self, k: int) -> float:
+        """What drafting k tokens costs, beside their rows."""
+        return 0.0
+
+    async def propose(self, k: int) -> Draft:
+        return NO_DRAFT
+
+    async def judge(self, draft: Draft) -> int:
+        """Have a draft judged. How many of its tokens were accepted."""
+        return await judge(self.seq, self.target, draft)
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """A verdict on a draft of its."""
+
+
+class Copies(Source):
+    """The text, where it repeats itself."""
+
+    name = "lookup"
+    lengths = range(1, DEEPEST + 1)
+
+    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds):
+        super().__init__(seq, target)
+        self._copying = Copying(odds)
+
+    def chances(self, most: int) -> Sequence[float]:
+        return self._copying.chances(most) if self._copying.follow(self.seq) else ()
+
+    async def propose(self, k: int) -> Draft:
+        return self._copying.draft(self.seq, k)
+
+
+class ByDepth(Source):
+    """A source whose odds go by how deep in a draft a token stands."""
+
+    learns_unasked = False
+    lengths: Collection[int] = (1, 2, 3, 4, 6, 8, 12, 16)
+
+    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds):
+        super().__init__(seq, target)
+        self._odds = odds
+
+    def chances(self, most: int) -> Sequence[float]:
+        return [self._odds.chance(depth) for depth in range(most)]
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self._odds.count_draft(drafted, accepted)
+
+
+class Spelled(ByDepth):
+    """What a constraint says must come next, spelled as usual."""
+
+    name = "constraint"
+    learns_unasked = True  # it has something to say only where it is nearly certain
+
+    def chances(self, most: int) -> Sequence[float]:
+        return super().chances(min(most, len(spelled_out(self.seq, most))))
+
+    async def propose(self, k: int) -> Draft:
+        return spelled_out(self.seq, k)
+
+
+class Drafted(ByDepth):
+    """The request's own drafter: a draft model, or whatever `draft=` names."""
+
+    name = "draft"
+
+    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds, drafter: Drafter):
+        super().__init__(seq, target, odds)
+        self._drafter = drafter
+
+    def seconds(self, k: int) -> float:
+        model = getattr(self._drafter, "model", None)
+        if model is None:
+            return 0.0
+        seen = self.target.costs.draft_forward()
+        if seen is None:
+            seen = model.costs.forward(1) if model.costs.known else 0.0
+        return k * seen
+
+    async def propose(self, k: int) -> Draft:
+        return await self._drafter.propose(self.seq, k)
+
+
+class Guesses(ByDepth):
+    """Jacobi's guesses: what the model finds likeliest behind wrong tokens."""
+
+    name = "jacobi"
+    lengths = (4, 8, 16)
+
+    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds):
+        super().__init__(seq, target, odds)
+        self._said: list[int] = []  # of the blanks from `_begin` on
+        self._begin = 0
+        self._carried = False  # was the last guess one that the model had corrected?
+
+    async def propose(self, k: int) -> Draft:
+        known = self._said[self.seq.filled - self._begin :][:k]
+        self._carried = bool(known)
+        tokens = [*known, *guess(self.seq, known, k - len(known), "repeat")]
+        return Draft(self.seq.next(k), tokens)
+
+    async def judge(self, draft: Draft) -> int:
+        self._begin = self.seq.filled
+        step = await judge_guess(self.seq, self.target, draft.tokens)
+        self._said = step.likeliest[: len(draft)]
+        return step.accepted
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        if self._carried:  # a first guess says nothing of those that follow it
+            super().learn(drafted, accepted)
+
+
+def sources_of(
+    seq: Canvas, target: ChainScorer, drafter: Drafter | None, learn: bool
+) -> list[Source]:
+    """Whoever can draft for this sequence. If they `learn`, from earlier requests and for later
+    ones."""
+    known: dict[str, ModelOdds] = {}
+    if learn:
+        known = target.shared_state.setdefault("auto odds", known)
+
+    def odds(name: str, first: Sequence[float]) -> Odds:
+        if name not in known:
+            known[name] = ModelOdds(first)
+        return known[name].of_request(learn)
+
+    found: list[Source] = [Copies(seq, target, odds("lookup", FIRST_ODDS))]
+    if seq.history.constraint is not None:
+        found.append(Spelled(seq, target, odds("constraint", FIRST_SPELLED)))
+    found.append(Guesses(seq, target, odds("jacobi", FIRST_GUESSED)))
+    if drafter is not None:
+        name = f"{type(drafter).__name__} {id(getattr(drafter, 'model', None))}"
+        found.append(Drafted(seq, target, odds(name, FIRST_DRAFTED), drafter))
+    return found

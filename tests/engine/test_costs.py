@@ -1,0 +1,142 @@
+"""What forwards cost is measured once, kept, checked, and never in the way."""
+
+import json
+import os
+
+import pytest
+
+import forerun.engine.costs as costs_file
+from forerun.engine.costs import (
+    StepCosts,
+    cost_file,
+    identity,
+    interpolated,
+    load_curve,
+    measure,
+    rows_bucket,
+)
+from tests.helpers import fresh, stepped
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How often something was measured."""
+    times = []
+    original = costs_file.measure
+
+    def counted(*arguments):
+        times.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr("forerun.engine.host.measure", counted)
+    return times
+
+
+def decode(**options):
+    m = stepped(fresh(lanes=2))
+    result = m.generate([1, 2, 3], max_tokens=4, **options)
+    return m, result
+
+
+def test_it_is_measured_once_and_kept(measured):
+    m, _ = decode()
+    decode()
+    assert len(measured) == 1 and m.host.costs.known
+    assert load_curve(identity(m.backbone)) == m.host.costs.curve
+
+
+def test_only_methods_that_choose_have_it_measured(measured):
+    decode(method="ar")
+    assert not measured
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda held: "no json",
+        lambda held: json.dumps([1, 2]),
+        lambda held: json.dumps({**held, "seconds": {"1": -1.0, "8": 2.0}}),
+        lambda held: json.dumps({**held, "seconds": {"1": "soon"}}),
+        lambda held: json.dumps({**held, "about": {**held["about"], "machine": "another"}}),
+        lambda held: json.dumps({**held, "about": {**held["about"], "torch": "1.0"}}),
+        lambda held: json.dumps({**held, "about": {**held["about"], "version": "0"}}),
+    ],
+)
+def test_a_broken_or_foreign_file_is_measured_again(measured, spoil):
+    m, _ = decode()
+    file = cost_file(identity(m.backbone))
+    file.write_text(spoil(json.loads(file.read_text())))
+    m, _ = decode()
+    assert len(measured) == 2 and m.host.costs.known
+    assert load_curve(identity(m.backbone)) == m.host.costs.curve
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(measured, cache, monkeypatch):
+    blocked = cache / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("FORERUN_CACHE", str(blocked / "below"))  # not even root can write here
+    m, result = decode()
+    assert m.host.costs.known and result.error is None and os.listdir(cache) == ["file"]
+
+
+def test_measuring_leaves_no_trace_in_a_text():
+    m, result = decode()
+    assert result.token_ids == decode(method="ar")[1].token_ids
+    assert result.token_ids == m.generate([1, 2, 3], max_tokens=4).token_ids
+
+
+def test_a_slow_model_is_measured_at_two_sizes_only(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(costs_file.time, "perf_counter", lambda: now[0])
+
+    def slow(rows):
+        now[0] += 2.0 + 0.1 * rows
+
+    assert list(measure(slow, 128, "cpu")) == [1, 8]
+
+
+def test_a_curve_is_straight_between_what_was_measured():
+    curve = {1: 1.0, 4: 4.0, 8: 5.0}
+    assert [interpolated(curve, rows) for rows in (1, 2, 4, 6, 8, 12)] == [1, 2, 4, 4.5, 5, 6]
+    assert [rows_bucket(rows) for rows in (1, 8, 9, 10, 17, 33)] == [1, 8, 10, 10, 20, 40]
+
+
+def test_steps_correct_what_was_measured():
+    """A neighbour makes everything twice as slow; then drafted rows turn out to cost still more."""
+    costs = StepCosts()
+    costs.curve = {1: 1.0, 8: 2.0}
+    for _ in range(8):
+        costs.observe(1, False, 0, 2.0)
+    assert costs.plain(1) == pytest.approx(2.0)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(2 * 2.0 * costs_file.JUDGED_SHARE)
+    for _ in range(8):
+        costs.observe(8, True, 0, 9.0)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(9.0)
+    for _ in range(costs_file.STALE):  # what was seen long ago counts no more
+        costs.observe(1, False, 0, 1.0)
+    assert costs.steps_with(0, 7)[7] == pytest.approx(2.0 * costs_file.JUDGED_SHARE)
+
+
+def test_steps_with_a_draft_model_show_what_drafting_costs():
+    costs = StepCosts()
+    costs.curve = {1: 1.0, 8: 1.0}
+    assert costs.draft_forward() is None
+    for _ in range(8):
+        costs.observe(5, True, 0, 1.0)
+        costs.observe(5, True, 4, 3.0)
+    assert costs.draft_forward() == pytest.approx(0.5, abs=0.01)
+
+
+def test_an_engine_observes_its_own_steps():
+    m, _ = decode()
+    before = m.host.costs.seen
+    m.generate([1, 2, 3], max_tokens=20)
+    assert m.host.costs.seen - before >= 15
+    assert m.host.costs.crowd.sequences == 1
+    assert 0 < m.host.costs.plain(1) < 10
