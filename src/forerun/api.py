@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.backbones.features import FeatureBackbone
+from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.translated import translated
-from forerun.checkpoints import hub, resolve
-from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.checkpoints import drafters, hub, resolve
+from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
 from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
 from forerun.drafters.base import Drafter
+from forerun.drafters.features import names_drafter
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
@@ -104,6 +108,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
     tensor_parallel: bool = False,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
@@ -119,12 +124,15 @@ def load(  # noqa: PLR0913 - keywords of a public function
     which make the same requests. `graphs=False` captures no forward as a CUDA graph.
     `deterministic` gives a text the same bits whatever is decoded beside it, and by whichever exact
     method: on a GPU, for models of the Llama shape; there it is the default in half precision.
+    `quantize` ('int8' or 'int4') keeps a model's matrices in so many bits, on a CPU: a model of
+    its own, to which exact methods are exact.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None:
             check_whole(name, value)
+    check_quantize(quantize)
     model = os.fspath(model)
     where = device_named(device)
     kind = dtype_named(dtype, where)
@@ -139,6 +147,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
     if revision is not None:
         model = f"{model}@{revision}"
     if isinstance(loaded, resolve.LoadedBackbone):
+        if quantize is not None:
+            raise NotAble(f"quantize={quantize!r}: '{model}' is not of the Llama shape.")
         choose_kernels(loaded.backbone, deterministic, model)
         parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
         return Model(model, *parts, lanes=lanes, graphs=graphs, memory=memory)
@@ -151,6 +161,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
         memory=memory,
         graphs=graphs,
         deterministic=deterministic,
+        quantize=quantize,
     )
     if tensor_parallel:  # every process must take the same steps in the same order
         made.driver = InCaller(made.engine)
@@ -167,8 +178,10 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     memory: float | None = None,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
+    check_quantize(quantize)
     hub.check_attention(network.config, max_context)
     config = network.config.get_text_config()
     longest = longest_context(config)
@@ -182,12 +195,13 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     check_fits(name, tokenizer, config.vocab_size)
     vocab = config.vocab_size
     if tokenizer is not None:  # an embedding may have more rows than there are tokens
-        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
-        vocab = min(vocab, named)
+        vocab = min(vocab, token_count(tokenizer))
     eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
-        backbone = hub.backbone_of(network, vocab, context)
+        backbone = hub.backbone_of(network, vocab, context, quantize)
+    elif quantize is not None:
+        raise NotAble(f"quantize={quantize!r}: family '{family.name}' has a backbone of its own.")
     choose_kernels(backbone, deterministic, name)
     made = Model(
         name,
@@ -849,25 +863,57 @@ class Model:
                 self._add_draft_model(model)
             return model
 
+    def _feature_drafter(self, name: str) -> Model:
+        """A drafter that looks into this model, as a draft model."""
+        if not isinstance(self.backbone, LeanBackbone):
+            raise NotAble(
+                f"draft={name!r} looks into its target, and '{self.name}' does not show its hidden "
+                "states: that is for the Llama shape (llama, mistral, qwen2, qwen3)."
+            )
+        folder = drafters.find_drafter(name, self.name, self.backbone)
+        drafter = drafters.read_drafter(folder, self.backbone.dtype, self.backbone.device)
+        backbone = FeatureBackbone(drafter, self.backbone, name)
+        family = drafters.family_of(drafter, self.vocab)
+        return Model(name, family, backbone, self.tokenizer, lanes=1, threaded=False)
+
+    def _look_into(self, backbone: FeatureBackbone, host: Host) -> None:
+        """Give a drafter's rows the hidden states that this model's forwards leave in its slots."""
+        self.host.ask_features(backbone.drafter.shape.target_layers)
+        host.looks_into = self.host
+        backbone.source = self.host.slots
+
     def _add_draft_model(self, model: Model) -> None:
         family, backbone = translated(self, model)
         context = min(self.context, model.context)
         size = backbone.bytes_per_lane(family.slots(context))
         if self.engine.slots is None:
             check_room(self.engine.lanes, context, size, backbone.device)
-        self._draft_hosts[model] = (family, self._add(family, backbone, context))
+        host = self._add(family, backbone, context)
+        if isinstance(backbone, FeatureBackbone):
+            self._look_into(backbone, host)
+        self._draft_hosts[model] = (family, host)
 
     def _loaded_draft(self, name: str) -> Model:
-        if name not in self._draft_models:
+        if name not in self._draft_models and names_drafter(name):
+            self._draft_models[name] = self._feature_drafter(name)
+        elif name not in self._draft_models:
             try:
-                # A draft in float32 would cost more than the target that it drafts for.
-                numbers = self.backbone.dtype
-                dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
-                device = str(self.backbone.device)
-                self._draft_models[name] = load(name, device=device, dtype=dtype, lanes=1)
+                self._draft_models[name] = self._load_draft(name)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]
+
+    def _load_draft(self, name: str) -> Model:
+        """A draft model on the target's device, in its numbers: in float32 it would cost more than
+        the target that it drafts for. Quantised as the target is, where it can be."""
+        where = str(self.backbone.device)
+        numbers = self.backbone.dtype
+        dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
+        quantize = getattr(self.backbone, "quantize", None)
+        if quantize is not None:
+            with suppress(NotAble):
+                return load(name, device=where, lanes=1, quantize=quantize)
+        return load(name, device=where, dtype=dtype, lanes=1)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of some tokens; with `special`, also of those that stand for no text."""

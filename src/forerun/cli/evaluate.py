@@ -30,6 +30,7 @@ from forerun.cli.flags import (
     Dtype,
     Json,
     MethodOptions,
+    Quantize,
     Quiet,
     Seed,
     model_option,
@@ -123,6 +124,7 @@ class EvaluateFlags:
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     seed: Seed = 0
     quiet: Quiet = False
     as_json: Json = False
@@ -241,7 +243,13 @@ def _model_and_choices(
 
 
 def _load(flags: EvaluateFlags) -> Model:
-    return load(flags.model, device=flags.device, dtype=flags.dtype, lanes=flags.batch)
+    return load(
+        flags.model,
+        device=flags.device,
+        dtype=flags.dtype,
+        lanes=flags.batch,
+        quantize=flags.quantize,
+    )
 
 
 def _check_options(options: MethodOptions, choices: Sequence[MethodChoice]) -> None:

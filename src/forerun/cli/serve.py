@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from forerun.cli.common import need
-from forerun.cli.flags import Device, Draft, Dtype, MethodName, takes_flags
-from forerun.errors import BadOption
+from forerun.cli.flags import Device, Draft, Dtype, MethodName, Quantize, takes_flags
+from forerun.errors import BadOption, unknown
 
 app = typer.Typer(add_completion=False)
 
@@ -32,6 +32,7 @@ class ServeFlags:
     draft: Draft = None
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     lanes: Annotated[int | None, typer.Option(help="Sequences of a model decoded at once.")] = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and output together.")
@@ -92,6 +93,7 @@ def serve(flags: ServeFlags) -> None:
         draft=flags.draft,
         device=flags.device,
         dtype=flags.dtype,
+        quantize=flags.quantize,
         lanes=flags.lanes,
         max_context=flags.max_context,
         chat_template=flags.chat_template,
@@ -111,11 +113,29 @@ def serve(flags: ServeFlags) -> None:
     raise typer.Exit(run(settings, flags.host, flags.port, page_routers()))
 
 
+def check_source(name: str) -> None:
+    """Refuse a model that cannot be there. It is loaded when it is first asked for, which would be
+    late to learn of it."""
+    from forerun import zoo
+    from forerun.checkpoints.resolve import find
+
+    kind, colon, embedded = name.partition(":")
+    if kind == "zoo" and colon:
+        if embedded not in zoo.shipped():
+            raise unknown("model", name, [f"zoo:{each}" for each in zoo.shipped()])
+    elif kind != "tiny":
+        find(name)
+
+
 def check(flags: ServeFlags) -> None:
     """Refuse what cannot be served, before anything listens."""
     from forerun import registry
 
     if flags.method is not None:
         registry.method_named(flags.method)
+    for name in flags.models or []:
+        check_source(name.partition("=")[2] or name)
+    if flags.draft is not None and flags.draft not in registry.names("drafters"):
+        check_source(flags.draft)
     if flags.chat_template not in (None, "plain") and not os.path.isfile(str(flags.chat_template)):
         raise BadOption(f"chat_template={flags.chat_template!r} is no file.")

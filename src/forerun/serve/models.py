@@ -166,6 +166,7 @@ class Models:
                 lanes=settings.lanes,
                 max_context=settings.max_context,
                 **shared,
+                quantize=settings.quantize,
             )
         except ForerunError as error:
             log.error("%s cannot be loaded: %s", served.id, error)
@@ -223,7 +224,12 @@ class Models:
             if self._draft is None:
                 settings = self.settings
                 self._draft = self.loader(
-                    name, device=settings.device, dtype=settings.dtype, lanes=1, max_context=None
+                    name,
+                    device=settings.device,
+                    dtype=settings.dtype,
+                    lanes=1,
+                    max_context=None,
+                    quantize=settings.quantize,
                 )
                 self._draft.name = "draft"  # no path is in an answer
             return self._draft

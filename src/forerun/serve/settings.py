@@ -21,6 +21,7 @@ class Settings:
     draft: str | None = None
     device: str | None = None
     dtype: str | None = None
+    quantize: str | None = None
     lanes: int | None = None
     max_context: int | None = None
     chat_template: str | None = None  # a file, or 'plain'; for models that have none
