@@ -1,8 +1,9 @@
-"""What pages and chunks are good for: `python bench/pages.py [lanes|prefix|gap ...]`.
+"""What pages and chunks are good for: `python bench/pages.py [lanes|served|prefix|gap ...]`.
 
-- lanes: how many sequences of mixed lengths are decoded at once in 24 and 140 GB with the keys and
-  values of a 7B model, with and without pages. The engine, its pages and its order of service are
-  real; forwards are not run.
+- lanes: how many sequences of mixed lengths fit at once into 24 and 140 GB with the keys and values
+  of a 7B model, with and without pages, by the allocator itself.
+- served: how many of them an engine decodes at once in 24 GB. Its pages and its order of service
+  are real; forwards are not run.
 - prefix: what a common beginning of requests saves.
 - gap: the longest gap of streams while a prompt of 8k tokens is read beside them.
 
@@ -27,11 +28,14 @@ from page import DOCS, write_part
 
 from forerun.api import Model
 from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.cache import Memo
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
-from forerun.engine.pages import PAGE, PageShape, PageTable, pages_for
+from forerun.engine.pages import PAGE, PagePool, PageShape, PageTable, pages_for
+from forerun.engine.turns import GROWTH
 from forerun.families.causal import Causal
 from forerun.profile.shapes import random_model
+from forerun.sequence.rows import Plan, causal_rows
 
 START = "<!-- pages: bench/pages.py writes this part -->"
 END = "<!-- end of pages -->"
@@ -118,6 +122,34 @@ def sequences_at_once(memory: float, common: int, steps: int) -> dict[str, float
     }
 
 
+def sequences_that_fit(memory: float, common: int) -> dict[str, float]:
+    """How many sequences of mixed lengths have room at once, each somewhere in its output; by the
+    pages that their memos take, with those left over that the engine leaves for growth."""
+    slots = int((memory - WEIGHT_BYTES) * FOR_SLOTS / SLOT_BYTES)
+    room = Causal().slots(CONTEXT)
+    lanes = 40 * slots // CONTEXT
+    pool = PagePool(PageTable(lanes, room, PageShape(slots // PAGE)), lambda *_: None, copies=False)
+    requests = mixed_requests(lanes, common)
+    progress = np.random.default_rng(1).uniform(size=lanes)
+    for lane, ((prompt, output), share) in enumerate(zip(requests, progress)):
+        text = np.array([*prompt, *[0] * int(share * output)], np.int32)
+        length = len(text)
+        plan = Plan(causal_rows(text), [np.array([length - 1])], length, causal=length)
+        memo = Memo(room, pool, lane)
+        pool.wake(lane)
+        start = memo.find(plan)
+        if not pool.ensure(memo.pages_needed(start, length) + GROWTH * lane):
+            break
+        memo.claim(start, length)
+        memo.ran(plan, start)
+    return {
+        "GB": memory / 1e9,
+        "tokens in common": common,
+        "a whole context each": slots // (pages_for(room) * PAGE),
+        "in pages": lane,
+    }
+
+
 def measured_model(arguments: argparse.Namespace, lanes: int, context: int) -> Model:
     cuda = arguments.device == "cuda"
     shape = arguments.shape or ("qwen2.5-7b" if cuda else "smollm2-135m")
@@ -133,6 +165,7 @@ def text(length: int, seed: int, vocab: int) -> list[int]:
 
 def common_beginning(arguments: argparse.Namespace) -> dict[str, Any]:
     """Requests with one system prompt, with what earlier ones left and without."""
+    clock = time.perf_counter if arguments.device == "cuda" else time.process_time
     model = measured_model(arguments, lanes=4, context=2048)
     system = text(arguments.system, 0, model.vocab)
     prompts = [system + text(32, 1 + i, model.vocab) for i in range(arguments.requests)]
@@ -149,9 +182,9 @@ def common_beginning(arguments: argparse.Namespace) -> dict[str, Any]:
         for prompt in prompts:
             if kind == "without":
                 model.host.forget()
-            began = time.perf_counter()
+            began = clock()
             texts[kind].append(model.generate(prompt, **how).token_ids)
-            seconds[kind].append(time.perf_counter() - began)
+            seconds[kind].append(clock() - began)
     later = {kind: statistics.median(taken[1:]) for kind, taken in seconds.items()}
     return {
         "model": model.name,
@@ -246,7 +279,9 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     if "lanes" in arguments.parts:
         pairs = [(gb * 1e9, common) for gb in (24, 140) for common in (0, 1024)]
-        found["lanes"] = [sequences_at_once(*pair, arguments.steps) for pair in pairs]
+        found["lanes"] = [sequences_that_fit(*pair) for pair in pairs]
+    if "served" in arguments.parts:
+        found["served"] = [sequences_at_once(24e9, common, arguments.steps) for common in (0, 1024)]
     if "prefix" in arguments.parts:
         found["prefix"] = [common_beginning(arguments)]
     if "gap" in arguments.parts:

@@ -226,6 +226,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from forerun.backbones.kernels import attention, elementwise, launch, matmul
+from forerun.engine import pages
 
 half = "*bf16"
 whole = "*i64"
@@ -236,8 +237,8 @@ rotated = dict.fromkeys(halves, half) | dict(positions=whole, slots=whole, eps="
 heads = dict(H=28, G=4, D=128, NORMED=True, HEADS_AT_ONCE=4, DIM=128)
 attended = dict.fromkeys(("q", "keys", "values", "out"), half)
 attended |= dict.fromkeys(("shares", "tops", "masses"), single)
-attended |= dict(scale="fp32", spans=whole, tiles=whole)
-attended |= dict.fromkeys(("lane_stride", "slot_stride", "rows", "count", "splits"), "i32")
+attended |= dict(scale="fp32", spans=whole, tiles=whole, table=whole)
+attended |= dict.fromkeys(("per_lane", "slot_stride", "rows", "count", "splits"), "i32")
 joined = dict(shares=single, tops=single, masses=single, out=half)
 multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
 multiplied |= dict(scales=half, partial_sums=single, arrivals="*i32")
@@ -250,7 +251,7 @@ JOBS = [
 ]
 for height, split in ((16, True), (64, False)):
     fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
-    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE)
+    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE, PAGE=pages.PAGE)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
 for kind, by_rows in matmul.TILINGS.items():
@@ -269,7 +270,7 @@ for kind, (bits, group, codes, scales) in product(matmul.TILINGS, PACKED):
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
     types = multiplied | dict(weight=codes, scales=scales)
     JOBS.append((matmul._product, types, fixed, options))
-EVEN = {"K", "N", "part", "size", "lane_stride", "slot_stride"}
+EVEN = {"K", "N", "part", "size", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
     fixed["LAUNCH"] = mode
@@ -302,6 +303,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     assert len(lines) == 2 * (6 + 9 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
+        # Two tiles of keys and of values are on their way while one is worked on: a look-up of a
+        # page inside the loop would halve that.
+        assert name != "_attention" or int(shared) >= 4 * 64 * 128 * 2
         assert (ahead, matrix) == (
             ("True", "True") if name in ("_attention", "_product") else ("False", "False")
         )

@@ -24,7 +24,7 @@ class Pace:
     def __init__(self, device: torch.device, rows: int | None = None):
         self.rows = rows or FIRST.get(device.type, FIRST_ELSEWHERE)
         self._fixed = rows is not None or several_processes()
-        self._usual: float | None = None
+        self._usual: deque[float] = deque(maxlen=15)
         self._more: deque[float] = deque(maxlen=LOOKS)
 
     def stepped(self, seconds: float, read_prompts: bool) -> None:
@@ -32,12 +32,11 @@ class Pace:
         if self._fixed:
             return
         if not read_prompts:
-            before = self._usual
-            self._usual = seconds if before is None else 0.8 * before + 0.2 * seconds
+            self._usual.append(seconds)
             return
-        if self._usual is None:
+        if not self._usual:
             return
-        self._more.append(seconds / self._usual - 1)
+        self._more.append(seconds / statistics.median(self._usual) - 1)
         if len(self._more) < LOOKS:
             return
         more = statistics.median(self._more)

@@ -94,10 +94,18 @@ def _add_share(
     mass = tl.zeros([HEIGHT], tl.float32)
     seen = tl.zeros([HEIGHT, DIM], tl.float32)
     d = tl.arange(0, DIM)
+    near_0, near_1, near_2, near_3 = _near_pages(pages, begin, near, PAGE)
+    far, far_0, far_1, far_2, far_3, far_4 = _far_pages(pages, begin, end, near, lo, PAGE)
     for at in range(begin, end, SLOTS):
         index = at + tl.arange(0, SLOTS)
         slot = tl.where(index < near, index, index - near + lo)
-        at_slot = _places(pages, index, slot, at, near, lo, SLOTS, PAGE) * slot_stride
+        nth = at // PAGE - begin // PAGE
+        near_page = tl.where(nth < 2, tl.where(nth == 0, near_0, near_1), near_2)
+        near_page = tl.where(nth == 3, near_3, near_page)
+        nth_far = slot // PAGE - far
+        far_page = tl.where(nth_far < 2, tl.where(nth_far == 0, far_0, far_1), far_2)
+        far_page = tl.where(nth_far < 3, far_page, tl.where(nth_far == 3, far_3, far_4))
+        at_slot = (tl.where(index < near, near_page, far_page) + slot % PAGE) * slot_stride
         held = index < end
         key = tl.load(keys + at_slot[None, :] + d[:, None], held[None, :] & (d[:, None] < D), 0)
         scores = tl.dot(query, key, input_precision="ieee") * scale
@@ -117,19 +125,31 @@ def _add_share(
 
 
 @triton.jit
-def _places(
-    pages, index, slot, at, near, lo, SLOTS: tl.constexpr, PAGE: tl.constexpr
-):  # fmt: skip
-    """Where slots live. A page is as long as what is taken at a time, or some times that, and
-    `at` is a multiple of it: so the slots before `near` lie in one page, and those from `lo` on in
-    two neighbouring ones at most."""
-    mixed = at + SLOTS > near  # most have slots of the first kind only
-    far = (tl.maximum(at, near) - near + lo) // PAGE
-    near_page = tl.load(pages + at // PAGE)
-    far_page = tl.load(pages + far, mixed, 0)
-    next_page = tl.load(pages + far + 1, mixed, 0)
-    far_pages = tl.where(slot // PAGE == far, far_page, next_page)
-    return tl.where(index < near, near_page, far_pages) + slot % PAGE
+def _near_pages(pages, begin, near, PAGE: tl.constexpr):
+    """Where the pages of a share begin, as far as it lies before `near`. All look-ups of a share
+    come before its loop: one inside would cost a stage of the loads that run ahead."""
+    at = pages + begin // PAGE
+    first = tl.load(at)
+    second = tl.load(at + 1, begin + PAGE < near, 0)
+    third = tl.load(at + 2, begin + 2 * PAGE < near, 0)
+    fourth = tl.load(at + 3, begin + 3 * PAGE < near, 0)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _far_pages(pages, begin, end, near, lo, PAGE: tl.constexpr):
+    """The number of the first page of a share from `lo` on, and where it and the next ones
+    begin."""
+    number = (tl.maximum(begin, near) - near + lo) // PAGE
+    last = (end - 1 - near + lo) // PAGE
+    last = tl.where(end > near, last, -1)
+    at = pages + number
+    first = tl.load(at, number <= last, 0)
+    second = tl.load(at + 1, number + 1 <= last, 0)
+    third = tl.load(at + 2, number + 2 <= last, 0)
+    fourth = tl.load(at + 3, number + 3 <= last, 0)
+    fifth = tl.load(at + 4, number + 4 <= last, 0)
+    return number, first, second, third, fourth, fifth
 
 
 @triton.jit
@@ -210,7 +230,7 @@ def attention(
     """What rows see in their slots, [T, H * D]."""
     keys, values = slots.flat(layer)
     table = slots.table
-    assert table.size % SLOTS == 0, "the kernel looks up one page for slots that it takes at once"
+    assert table.size % SLOTS == 0 and 4 * table.size >= SHARE, "a share has four pages at most"
     groups, dim = keys.shape[1:]
     rows, heads, _ = q_THD.shape
     splits = tiles.splits
