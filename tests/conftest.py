@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["FORERUN_CACHE"] = "off"  # tests that need one name a folder of their own
 
 import pytest
 import torch

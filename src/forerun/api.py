@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from forerun.backbones.translated import translated
 from forerun.checkpoints import hub, resolve
-from forerun.checkpoints.placement import device_named, dtype_named
+from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
 from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
@@ -104,6 +105,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
     tensor_parallel: bool = False,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a model: a directory, a hub id, a .gguf file, 'zoo:NAME', 'smollm', or
     'tiny[:ARCH[:SEED]]'.
@@ -119,12 +121,15 @@ def load(  # noqa: PLR0913 - keywords of a public function
     which make the same requests. `graphs=False` captures no forward as a CUDA graph.
     `deterministic` gives a text the same bits whatever is decoded beside it, and by whichever exact
     method: on a GPU, for models of the Llama shape; there it is the default in half precision.
+    `quantize` ('int8' or 'int4') keeps a model's matrices in so many bits, on a CPU: a model of
+    its own, to which exact methods are exact.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
     for name, value in (("lanes", lanes), ("max_context", max_context)):
         if value is not None:
             check_whole(name, value)
+    check_quantize(quantize)
     model = os.fspath(model)
     where = device_named(device)
     kind = dtype_named(dtype, where)
@@ -139,6 +144,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
     if revision is not None:
         model = f"{model}@{revision}"
     if isinstance(loaded, resolve.LoadedBackbone):
+        if quantize is not None:
+            raise NotAble(f"quantize={quantize!r}: '{model}' is not of the Llama shape.")
         choose_kernels(loaded.backbone, deterministic, model)
         parts = (loaded.family, loaded.backbone, loaded.tokenizer, loaded.eos)
         return Model(model, *parts, lanes=lanes, graphs=graphs, memory=memory)
@@ -151,6 +158,7 @@ def load(  # noqa: PLR0913 - keywords of a public function
         memory=memory,
         graphs=graphs,
         deterministic=deterministic,
+        quantize=quantize,
     )
     if tensor_parallel:  # every process must take the same steps in the same order
         made.driver = InCaller(made.engine)
@@ -167,8 +175,10 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     memory: float | None = None,
     graphs: bool | None = None,
     deterministic: bool | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """A model from a `transformers` causal LM that is in memory already."""
+    check_quantize(quantize)
     hub.check_attention(network.config, max_context)
     config = network.config.get_text_config()
     longest = longest_context(config)
@@ -182,12 +192,13 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     check_fits(name, tokenizer, config.vocab_size)
     vocab = config.vocab_size
     if tokenizer is not None:  # an embedding may have more rows than there are tokens
-        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
-        vocab = min(vocab, named)
+        vocab = min(vocab, token_count(tokenizer))
     eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
-        backbone = hub.backbone_of(network, vocab, context)
+        backbone = hub.backbone_of(network, vocab, context, quantize)
+    elif quantize is not None:
+        raise NotAble(f"quantize={quantize!r}: family '{family.name}' has a backbone of its own.")
     choose_kernels(backbone, deterministic, name)
     made = Model(
         name,
@@ -230,7 +241,7 @@ def fitting(backbone: Backbone, family: Family, lanes: int, memory: float | None
     # What fits now must still fit when the slots are made.
     room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)
     if memory is not None:
-        room = memory * 2**30
+        room = memory * 2**30 - backbone.bytes_per_lane(PAGE)  # which may be half empty
     contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
     return next(
         (c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room),
@@ -860,14 +871,22 @@ class Model:
     def _loaded_draft(self, name: str) -> Model:
         if name not in self._draft_models:
             try:
-                # A draft in float32 would cost more than the target that it drafts for.
-                numbers = self.backbone.dtype
-                dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
-                device = str(self.backbone.device)
-                self._draft_models[name] = load(name, device=device, dtype=dtype, lanes=1)
+                self._draft_models[name] = self._load_draft(name)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
         return self._draft_models[name]
+
+    def _load_draft(self, name: str) -> Model:
+        """A draft model on the target's device, in its numbers: in float32 it would cost more than
+        the target that it drafts for. Quantised as the target is, where it can be."""
+        where = str(self.backbone.device)
+        numbers = self.backbone.dtype
+        dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
+        quantize = getattr(self.backbone, "quantize", None)
+        if quantize is not None:
+            with suppress(NotAble):
+                return load(name, device=where, lanes=1, quantize=quantize)
+        return load(name, device=where, dtype=dtype, lanes=1)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of some tokens; with `special`, also of those that stand for no text."""

@@ -28,6 +28,7 @@ class LayerAttention:
     window: int | None = None  # how many positions a row looks back; None: all
     softcap: float | None = None  # scores are bent so that none exceeds it
     sinks_H: Tensor | None = None  # a score of each head that takes weight from all slots
+    slots_at_once: int = 1  # rows look at a multiple of so many slots, masked, where they can
 
 
 def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) -> Tensor:
@@ -50,10 +51,21 @@ def _one_by_one(q_THD: Tensor, call: LayerAttention) -> Tensor:
     keys, values = call.slots.flat(call.layer)
     for i, s in enumerate(call.batch.segments):
         q_BTHD = q_THD[None, s.offset : s.offset + s.rows]
-        span = call.batch.span(i)
-        bias = call.batch.attention_bias(i, call.window, q_THD.dtype)
-        outputs.append(_product(q_BTHD, keys[span][None], values[span][None], bias, call)[0])
+        end = -(-s.end // call.slots_at_once) * call.slots_at_once  # never behind its last page
+        span = call.batch.span(i, end)
+        seen = (keys[span][None], values[span][None])
+        bias = call.batch.attention_bias(i, call.window, q_THD.dtype, end)
+        if call.slots_at_once > 1 and s.rows == 1 and q_THD.shape[1] == keys.shape[1]:
+            # one row of one head would be multiplied in another way than several
+            twice = _product(q_BTHD.repeat(1, 2, 1, 1), *seen, _twice(bias), call)
+            outputs.append(twice[0, :1])
+            continue
+        outputs.append(_product(q_BTHD, *seen, bias, call)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _twice(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.repeat(2, 1)
 
 
 def _side_by_side(q_THD: Tensor, call: LayerAttention) -> Tensor:
@@ -110,10 +122,12 @@ def _grouped(
     b, t, h, d = q_BTHD.shape
     g = k_BSGD.shape[2]
     # One row that sees everything: its heads are the folded rows already.
-    if t == 1 and mask is None:
+    if t == 1:
         q = q_BTHD.reshape(b, g, h // g, d)
+        if mask is not None:
+            mask = mask.view(-1, 1, 1, mask.shape[-1]).expand(b, 1, h // g, -1)
         return F.scaled_dot_product_attention(
-            q, k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2), scale=scale
+            q, k_BSGD.transpose(1, 2), v_BSGD.transpose(1, 2), attn_mask=mask, scale=scale
         ).reshape(b, 1, -1)
     q = q_BTHD.reshape(b, t, g, h // g, d).permute(0, 2, 3, 1, 4).reshape(b, g, h // g * t, d)
     if mask is not None and h > g:

@@ -19,7 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.measure import layout_for, product_for, this_machine
+from forerun.backbones.products import Product, joined, times
 from forerun.backbones.rotary import rotations
+from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, Tiles
@@ -28,24 +31,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
+# Attention of a quantised model looks at so many slots at once, masked where a row must not see
+# them: then a row's sums are cut at the same places whatever runs beside it.
+SLOTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer; matrices are [in, out]."""
+    """The weights of one layer. A matrix is a tensor [in, out], or a quantised product on a CPU,
+    which has its bias in it."""
 
     norm_attn: Tensor
-    qkv: Tensor
+    qkv: Tensor | Product
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
+    out: Tensor | Product
     out_bias: Tensor | None
     norm_mlp: Tensor
-    gate_up: Tensor
+    gate_up: Tensor | Product
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Tensor | Product
     down_bias: Tensor | None
+
+    @property
+    def matrices(self) -> tuple[Tensor | Product, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 def fits(model: PreTrainedModel, context: int) -> bool:
@@ -81,8 +92,11 @@ class LeanBackbone(SlottedBackbone):
 
     capturable = True
     has_fixed_kernels = True
+    slots_at_once = 1
 
-    def __init__(self, model: PreTrainedModel, vocab: int, context: int):
+    def __init__(
+        self, model: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
+    ):
         config: Any = model.config
         self.vocab = vocab
         self.context = context
@@ -98,8 +112,19 @@ class LeanBackbone(SlottedBackbone):
         head: Any = model.lm_head
         self.embed: Tensor = base.embed_tokens.weight.detach()
         self.norm: Tensor = base.norm.weight.detach()
-        self.head = _transposed(head.weight.detach()[:vocab])
-        self.stack = [_take_layer(layer) for layer in base.layers]
+        self.quantize = quantize
+        if quantize is not None:
+            self.capturable = False
+            self.has_fixed_kernels = False
+            self.slots_at_once = SLOTS_AT_ONCE
+        # Of all matrices the last one needs precision most, so it has at least 8 bits.
+        take_head = _Taker("int8" if quantize else None)
+        self.head: Tensor | Product = take_head.matrix([head.weight.detach()[:vocab]])
+        take = _Taker(quantize)
+        self.stack = [_take_layer(layer, take) for layer in base.layers]
+        self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
+        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
+        self._threads = ThreadChoice() if self.device.type == "cpu" else None
         cos, sin = (
             part.to(self.dtype) for part in rotations(base.rotary_emb, context, self.device)
         )
@@ -109,22 +134,37 @@ class LeanBackbone(SlottedBackbone):
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
 
+    @property
+    def weight_bytes(self) -> int:
+        """What all weights take, as they are kept."""
+        matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
+        sizes = [m.nbytes if isinstance(m, Tensor) else m.bytes for m in matrices]
+        tied = isinstance(self.head, Tensor) and self.head.data_ptr() == self.embed.data_ptr()
+        return sum(sizes) + (0 if tied else self.embed.nbytes)
+
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         if batch.tiles is not None:
             return self._forward_by_kernels(batch, batch.tiles, slots)
+        if self._threads is None:
+            return self._forward_plain(batch, slots)
+        return self._threads.run(len(batch.slots), partial(self._forward_plain, batch, slots))
+
+    def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         x_TE = F.embedding(batch.tokens_T, self.embed)
         cos_T1D = self.cos_CD[batch.positions_T][:, None]
         sin_T1D = self.sin_CD[batch.positions_T][:, None]
         for index, layer in enumerate(self.stack):
-            call = LayerAttention(index, batch, slots, self.head_dim**-0.5)
+            call = LayerAttention(
+                index, batch, slots, self.head_dim**-0.5, slots_at_once=self.slots_at_once
+            )
             x_TE = x_TE + self._attention(layer, x_TE, cos_T1D, sin_T1D, call)
             if index == self.layers - 1:
                 # past the last keys and values only the rows that are read matter
                 x_TE = x_TE[batch.reads_R]
-            gate_up = _times(self._norm(x_TE, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+            gate_up = times(self._norm(x_TE, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
-            x_TE = x_TE + _times(F.silu(gate) * up, layer.down, layer.down_bias)
-        return self._norm(x_TE, self.norm) @ self.head
+            x_TE = x_TE + times(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return times(self._norm(x_TE, self.norm), self.head, None)
 
     def _forward_by_kernels(self, batch: Batch, tiles: Tiles[Tensor], slots: Slots) -> Tensor:
         """The same in our own kernels, which need Triton: fewer launches, and none that depends on
@@ -135,7 +175,9 @@ class LeanBackbone(SlottedBackbone):
 
         product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
-        for index, layer in enumerate(self.stack):
+        stack: list[Any] = self.stack  # of tensors: products on a CPU have no tiles
+        head: Any = self.head
+        for index, layer in enumerate(stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
             norm_mlp = RMSNorm(layer.norm_mlp, self.eps)
             rotary = Rotary(self.cos_CD, self.sin_CD, self.eps, layer.q_norm, layer.k_norm)
@@ -147,37 +189,56 @@ class LeanBackbone(SlottedBackbone):
                 x_TE = x_TE[batch.reads_R]
             h_TI = product(x_TE, layer.gate_up, layer.gate_up_bias, normed=norm_mlp, gated=True)
             x_TE = product(h_TI, layer.down, layer.down_bias, onto=x_TE)
-        return product(x_TE, self.head, normed=RMSNorm(self.norm, self.eps))
+        return product(x_TE, head, normed=RMSNorm(self.norm, self.eps))
 
     def _attention(
         self, layer: Layer, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, call: LayerAttention
     ) -> Tensor:
-        qkv = _times(self._norm(x_TE, layer.norm_attn), layer.qkv, layer.qkv_bias)
-        qkv = qkv.unflatten(-1, (-1, self.head_dim))
+        qkv = times(self._norm(x_TE, layer.norm_attn), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(len(qkv), -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.key_heads, self.key_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk.split([self.heads, self.key_heads], 1)
             qk = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
-        qk = qk * cos_T1D + qk.roll(self.head_dim // 2, -1) * sin_T1D
+        turned = qk.roll(self.head_dim // 2, -1)
+        qk = (qk * cos_T1D).addcmul_(turned, sin_T1D)
         q, k = qk.split([self.heads, self.key_heads], 1)
-        return _times(attend(q, k, v, call), layer.out, layer.out_bias)
+        return times(attend(q, k, v, call), layer.out, layer.out_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.is_cuda or x.dtype.itemsize < 4:
             return F.rms_norm(x, weight.shape, weight, self.eps)
-        # On a CPU the library's norm is seven small operations; these are five.
-        mean = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1])
-        return (x * mean.add_(self.eps).rsqrt_()).mul_(weight)
+        # On a CPU the library's norm is seven small operations; these are four:
+        # x / sqrt(mean(x^2) + eps) = x sqrt(n) / hypot(|x|, sqrt(n eps)).
+        least, scaled = self._norms.get(id(weight)) or self._prepare_norm(weight)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x / torch.hypot(length, least)).mul_(scaled)
+
+    def _prepare_norm(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        size = weight.shape[-1]
+        prepared = (weight.new_tensor((size * self.eps) ** 0.5), weight * size**0.5)
+        self._norms[id(weight)] = prepared  # weights live as long as the backbone
+        return prepared
 
 
-def _transposed(weight: Tensor) -> Tensor:
-    """A matrix [out, in] as [in, out]. On a CPU it is copied in that order: products with a few
-    rows are then up to twice as fast."""
-    return weight.t().contiguous() if weight.device.type == "cpu" else weight.t()
+class _Taker:
+    """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
+    fastest here."""
 
+    def __init__(self, quantize: str | None):
+        self._quantize = quantize
+        self.kinds: dict[str, str] = {}  # of product, by shape
 
-def _times(x_TI: Tensor, weight_IO: Tensor, bias: Tensor | None) -> Tensor:
-    return x_TI @ weight_IO if bias is None else torch.addmm(bias, x_TI, weight_IO)
+    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Tensor | Product:
+        weight_OI = joined(weights)
+        shape = f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"
+        if self._quantize is None:
+            layout = layout_for(weight_OI, this_machine())
+            self.kinds[shape] = "by inputs" if layout.by_inputs else "by outputs"
+            return layout.of(weight_OI)
+        kind, product = product_for(weight_OI, bias, self._quantize, this_machine())
+        self.kinds[shape] = kind
+        return product
 
 
 def _projections(layer: Any) -> list[nn.Linear]:
@@ -188,34 +249,32 @@ def _gates(layer: Any) -> list[nn.Linear]:
     return [layer.mlp.gate_proj, layer.mlp.up_proj]
 
 
-def _take_layer(layer: nn.Module) -> Layer:
+def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     norm_attn: Any = layer.input_layernorm
     norm_mlp: Any = layer.post_attention_layernorm
-    projections = _projections(layer)
-    gates = _gates(layer)
+    matrices: dict[str, Any] = {}
+    parts = {
+        "qkv": _projections(layer),
+        "out": [attn.o_proj],
+        "gate_up": _gates(layer),
+        "down": [mlp.down_proj],
+    }
+    for name, linears in parts.items():
+        bias = _joined_bias(linears)
+        matrices[name] = take.matrix([linear.weight.detach() for linear in linears], bias)
+        matrices[f"{name}_bias"] = bias
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),
-        qkv=_joined_weight(*projections),
-        qkv_bias=_joined_bias(*projections),
         q_norm=attn.q_norm.weight.detach() if hasattr(attn, "q_norm") else None,
         k_norm=attn.k_norm.weight.detach() if hasattr(attn, "k_norm") else None,
-        out=_joined_weight(attn.o_proj),
-        out_bias=_joined_bias(attn.o_proj),
-        gate_up=_joined_weight(*gates),
-        gate_up_bias=_joined_bias(*gates),
-        down=_joined_weight(mlp.down_proj),
-        down_bias=_joined_bias(mlp.down_proj),
+        **matrices,
     )
 
 
-def _joined_weight(*parts: nn.Linear) -> Tensor:
-    return _transposed(torch.cat([p.weight.detach() for p in parts]))
-
-
-def _joined_bias(*parts: nn.Linear) -> Tensor | None:
+def _joined_bias(parts: list[nn.Linear]) -> Tensor | None:
     if parts[0].bias is None:
         return None
     return torch.cat([p.bias.detach() for p in parts])

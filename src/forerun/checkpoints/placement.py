@@ -14,6 +14,14 @@ DTYPES = {
 }
 
 
+QUANTIZE = ("int8", "int4")  # bits per weight
+
+
+def check_quantize(quantize: str | None) -> None:
+    if quantize is not None and quantize not in QUANTIZE:
+        raise unknown("quantize", str(quantize), QUANTIZE)
+
+
 def device_named(device: str | None) -> torch.device:
     """The named device; by default cuda where there is one, else cpu."""
     if device is None:

@@ -6,6 +6,7 @@ A name is 'tiny[:ARCH[:SEED]]', 'zoo:NAME', 'smollm', a directory, a .gguf file 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, formats, hub, offline, tiny
-from forerun.checkpoints.files import Source, read_json
+from forerun.checkpoints import diffusion, formats, gguf, hub, offline, tiny
+from forerun.checkpoints.files import Source, quiet, read_json
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer, stop_tokens
 from forerun.engine.backbone import Backbone
 from forerun.errors import BadCheckpoint, BadOption, NotAble
@@ -101,18 +102,43 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
 
 
 def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
-    # Reading the config of a GGUF takes as long as reading all of it; there the check comes after
-    # the weights.
-    if not source.gguf:
-        config = hub.read_config(source)
-        hub.check_causal(config)
-        hub.check_attention(config, options.max_context)
+    if source.gguf:
+        return _load_gguf(source, options)
+    config = hub.read_config(source)
+    hub.check_causal(config)
+    hub.check_attention(config, options.max_context)
     tokenizer = load_tokenizer(source)
-    if not source.gguf:
-        check_files_fit(source, tokenizer, config.get_text_config().vocab_size)
+    check_files_fit(source, tokenizer, config.get_text_config().vocab_size)
     network = hub.load_weights(
         source, options.device, options.dtype, shared=options.tensor_parallel
     )
+    return LoadedNetwork(network, tokenizer)
+
+
+def _load_gguf(source: Source, options: _LoadOptions) -> LoadedNetwork:
+    """A GGUF file: from what was kept of it, or read and kept for the next time."""
+    if options.tensor_parallel:
+        hub.parallel_arguments(source)  # which says why not
+    path = Path(source.place) / str(source.gguf)
+    dtype = options.dtype
+    entry = gguf.entry_of(path, str(dtype))
+    if entry is not None and gguf.is_whole(entry):
+        kept = Source(source.name, str(entry))
+        with contextlib.suppress(BadCheckpoint):  # damaged all the same: it is read anew
+            found = LoadedNetwork(
+                hub.load_weights(kept, options.device, dtype), load_tokenizer(kept)
+            )
+            gguf.touch(entry)
+            return found
+    with gguf.quick():
+        config = hub.read_config(source)
+        hub.check_causal(config)
+        hub.check_attention(config, options.max_context)
+        tokenizer = load_tokenizer(source, config)
+        network = hub.load_weights(source, options.device, dtype, config=config)
+    if entry is not None:
+        with quiet():
+            gguf.keep(entry, network, tokenizer)
     return LoadedNetwork(network, tokenizer)
 
 

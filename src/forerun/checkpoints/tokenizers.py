@@ -30,15 +30,16 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")
 XLNET_SPACES = {"<cls>": "\n", "<sep>": "\t", "<unk>": "  ", "<pad>": "   "}
 
 
-def load_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """The tokenizer; None if the checkpoint has none."""
+def load_tokenizer(source: Source, config: Any = None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer; None if the checkpoint has none. A config that was read already need not be
+    read again."""
     from transformers import AutoTokenizer, XLNetTokenizer
 
     if Path(source.place).is_dir() and not _has_tokenizer(source):
         return None
     try:
         with quiet():
-            found: Any = AutoTokenizer.from_pretrained(**source.arguments)
+            found: Any = AutoTokenizer.from_pretrained(**source.arguments, config=config)
     except Exception as error:
         if not _has_tokenizer(source):
             return None

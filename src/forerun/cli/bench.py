@@ -28,6 +28,7 @@ from forerun.cli.flags import (
     Json,
     MaxTokens,
     PromptFile,
+    Quantize,
     Quiet,
     model_option,
     takes_flags,
@@ -265,6 +266,7 @@ class DecodeFlags:
     turns: Annotated[int, typer.Option(help="Turns that each method takes.")] = 3
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     quiet: Quiet = False
     as_json: Json = False
 
@@ -281,7 +283,9 @@ def decode(flags: DecodeFlags) -> None:
     check_whole("turns", flags.turns)
     prompts = prompts_or_code(flags.prompts)
     lanes = max(LEAST_LANES, flags.batch)
-    model = load(flags.model, device=flags.device, dtype=flags.dtype, lanes=lanes)
+    model = load(
+        flags.model, device=flags.device, dtype=flags.dtype, lanes=lanes, quantize=flags.quantize
+    )
     contestants = contestants_for(model, flags.methods.split(",") if flags.methods else None)
     with stderr_console.status("taking turns …"):
         splits = time_splits(

@@ -18,6 +18,7 @@ from forerun.cli.flags import (
     Dtype,
     Json,
     MethodOptions,
+    Quantize,
     Quiet,
     takes_flags_and_options,
 )
@@ -52,6 +53,7 @@ class CertifyFlags:
     seed: Annotated[int, typer.Option(help="Of the sequences and of the shadow runs.")] = 0
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     quiet: Quiet = False
     as_json: Json = False
 
@@ -118,7 +120,7 @@ def _test(flags: CertifyFlags, name: str, options: MethodOptions) -> bool:
     # a wrong option is refused before the model is loaded
     asked = {**sampling, **options}
     parse_request(flags.method, flags.draft, {k: v for k, v in asked.items() if k not in limits})
-    model = load(name, device=flags.device, dtype=flags.dtype)
+    model = load(name, device=flags.device, dtype=flags.dtype, quantize=flags.quantize)
     with Status("testing …", console=stderr_console) as status:
 
         def report(verdict: SequentialVerdict) -> None:

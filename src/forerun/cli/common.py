@@ -64,12 +64,20 @@ def load(
     dtype: str | None = None,
     lanes: int | None = None,
     max_context: int | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """Load a model, with a line on standard error meanwhile."""
     with Status(f"loading {name} …", console=stderr_console):
         import forerun
 
-        return forerun.load(name, device=device, dtype=dtype, lanes=lanes, max_context=max_context)
+        return forerun.load(
+            name,
+            device=device,
+            dtype=dtype,
+            lanes=lanes,
+            max_context=max_context,
+            quantize=quantize,
+        )
 
 
 def given_or_default(model: str | None, default: str) -> str:

@@ -21,6 +21,7 @@ from forerun.cli.flags import (
     Dtype,
     MethodName,
     MethodOptions,
+    Quantize,
     Quiet,
     keyword,
     model_option,
@@ -78,6 +79,7 @@ class DecodeFlags:
     quiet: Quiet = False
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and output together.")
     ] = None
@@ -138,6 +140,7 @@ class DecodeCall(Generic[F]):
             dtype=flags.dtype,
             lanes=lanes,
             max_context=flags.max_context,
+            quantize=flags.quantize,
         )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from forerun import __version__, registry
 from forerun.cli.common import load, print_json
-from forerun.cli.flags import Json
+from forerun.cli.flags import Json, Quantize
 from forerun.cli.models import model_rows
 
 PACKAGES = (
@@ -39,6 +39,7 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="Also load this model and say how many lanes fit.")
     ] = None,
+    quantize: Quantize = None,
     as_json: Json = False,
 ) -> None:
     """Show versions, devices, memory, and what can run here."""
@@ -48,7 +49,7 @@ def doctor(
         "can run": what_runs(),
     }
     if model is not None:
-        report["model"] = examine_model(model)
+        report["model"] = examine_model(model, quantize)
     if as_json:
         print_json(report)
         return
@@ -102,11 +103,12 @@ def what_runs() -> Facts:
     }
 
 
-def examine_model(name: str) -> Facts:
-    """Load a model and say what it takes."""
+def examine_model(name: str, quantize: str | None = None) -> Facts:
+    """Load a model and say what it takes, and how its products run on a CPU."""
+    from forerun.backbones.measure import this_machine
     from forerun.engine.cache import lanes_that_fit
 
-    model = load(name)
+    model = load(name, quantize=quantize)
     backbone = model.backbone
     slots = model.family.slots(model.context)
     bytes_per_lane = backbone.bytes_per_lane(slots)
@@ -117,9 +119,15 @@ def examine_model(name: str) -> Facts:
         "parameters": f"{backbone.cost / 1e6:.1f} M",
         "context": model.context,
         "device": str(backbone.device),
-        "MiB of weights": round(backbone.cost * backbone.dtype.itemsize / 2**20, 1),
+        "MiB of weights": round(_weight_bytes(backbone) / 2**20, 1),
         "slots per lane": slots,
         "MiB per lane": round(bytes_per_lane / 2**20, 1),
         "lanes": model.lanes,
         "lanes that fit": lanes_that_fit(bytes_per_lane, backbone.device),
+        **this_machine().described(getattr(backbone, "kinds", {}), quantize),
     }
+
+
+def _weight_bytes(backbone: Any) -> float:
+    own: float | None = getattr(backbone, "weight_bytes", None)
+    return backbone.cost * backbone.dtype.itemsize if own is None else own

@@ -30,6 +30,7 @@ from forerun.cli.flags import (
     Dtype,
     Json,
     MethodOptions,
+    Quantize,
     Quiet,
     Seed,
     model_option,
@@ -132,6 +133,7 @@ class EvaluateFlags:
     batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     seed: Seed = 0
     ray: RayAddress = None
     workers: Workers = None
@@ -206,7 +208,7 @@ def _panels_by_workers(
     choices = [MethodChoice.read(name, options) for name in names]
     _check_options(options, choices)
     plan = EvaluatePlan(
-        LoadPlan(flags.model, flags.device, flags.dtype, flags.batch),
+        LoadPlan(flags.model, flags.device, flags.dtype, flags.batch, quantize=flags.quantize),
         Style(flags.temperature or 0.0, flags.samples, flags.seed, flags.chat, flags.max_tokens),
         flags.draws,
         {
@@ -303,7 +305,13 @@ def _model_and_choices(
 
 
 def _load(flags: EvaluateFlags) -> Model:
-    return load(flags.model, device=flags.device, dtype=flags.dtype, lanes=flags.batch)
+    return load(
+        flags.model,
+        device=flags.device,
+        dtype=flags.dtype,
+        lanes=flags.batch,
+        quantize=flags.quantize,
+    )
 
 
 def _check_options(options: MethodOptions, choices: Sequence[MethodChoice]) -> None:

@@ -128,7 +128,9 @@ def _generate_scaled(call: Call) -> None:
         if getattr(flags, name):
             raise BadOption(f"--{name.removeprefix('as_')} does not go with --workers or --ray.")
     model = given_or_default(flags.model, DEFAULT_MODEL)
-    load = LoadPlan(model, flags.device, flags.dtype, flags.lanes, flags.max_context)
+    load = LoadPlan(
+        model, flags.device, flags.dtype, flags.lanes, flags.max_context, flags.quantize
+    )
     plan = GeneratePlan(load, flags.method, flags.draft, call.options)
     read_entries(flags.prompts)  # a broken line shows before a cluster is joined
     check_target(flags.output, resume=flags.resume)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.common import need, stderr_console
-from forerun.cli.flags import Device, Draft, Dtype, MethodName, takes_flags
+from forerun.cli.flags import Device, Draft, Dtype, MethodName, Quantize, takes_flags
 from forerun.cli.scaled import Gpus, RayAddress
-from forerun.errors import BadOption
+from forerun.errors import BadOption, unknown
 
 if TYPE_CHECKING:
     from forerun.serve.settings import Settings
@@ -37,6 +37,7 @@ class ServeFlags:
     draft: Draft = None
     device: Device = None
     dtype: Dtype = None
+    quantize: Quantize = None
     lanes: Annotated[int | None, typer.Option(help="Sequences of a model decoded at once.")] = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of prompt and output together.")
@@ -47,6 +48,10 @@ class ServeFlags:
     ] = None
     memory: Annotated[
         float | None, typer.Option(help="GiB that all loaded models may take; unused ones go.")
+    ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(help="GiB of keys and values of a model, which its lanes share in pages."),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -111,10 +116,12 @@ def serve(flags: ServeFlags) -> None:
         draft=flags.draft,
         device=flags.device,
         dtype=flags.dtype,
+        quantize=flags.quantize,
         lanes=flags.lanes,
         max_context=flags.max_context,
         chat_template=flags.chat_template,
         memory_gib=flags.memory,
+        cache_gib=flags.cache,
         api_keys=keys,
         cors=flags.cors or [],
         queue=flags.queue,
@@ -156,11 +163,30 @@ def _serve_on_ray(flags: ServeFlags, settings: Settings) -> None:
         raise typer.Exit(130) from None
 
 
+def check_source(name: str) -> None:
+    """Refuse a model that cannot be there. It is loaded when it is first asked for, which would be
+    late to learn of it."""
+    from forerun import zoo
+    from forerun.checkpoints.resolve import find
+
+    kind, colon, embedded = name.partition(":")
+    if kind == "zoo" and colon:
+        if embedded not in zoo.shipped():
+            raise unknown("model", name, [f"zoo:{each}" for each in zoo.shipped()])
+    elif kind != "tiny":
+        find(name)
+
+
 def check(flags: ServeFlags) -> None:
     """Refuse what cannot be served, before anything listens."""
     from forerun import registry
 
     if flags.method is not None:
         registry.method_named(flags.method)
+    here = flags.ray is None  # a node of a cluster may have what this machine has not
+    for name in (flags.models or []) if here else []:
+        check_source(name.partition("=")[2] or name)
+    if here and flags.draft is not None and flags.draft not in registry.names("drafters"):
+        check_source(flags.draft)
     if flags.chat_template not in (None, "plain") and not os.path.isfile(str(flags.chat_template)):
         raise BadOption(f"chat_template={flags.chat_template!r} is no file.")

@@ -44,6 +44,7 @@ class Memo:
         self.relied_on = False  # do later plans trust what the slots hold, whatever it was?
         self.gave_back = False  # its pages, while its text was being decoded
         self._is_new = True  # has the text that is being decoded asked nothing yet?
+        self.rest()
 
     @property
     def held(self) -> np.ndarray:

@@ -12,14 +12,10 @@ from torch import Tensor
 from forerun.engine.backbone import Backbone
 from forerun.engine.cache import Memo
 from forerun.engine.graphs import ForwardRunner
+from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PagePool, PageShape
 from forerun.sequence.rows import Plan
-
-# Rows of prompts in one forward while others write: with more, a forward takes twice as long as
-# one of few rows, by `bench/pages.py`.
-CHUNKS = {"cpu": 16}
-CHUNK = 256
 
 
 @dataclass
@@ -68,7 +64,7 @@ class Host:
         on_cpu = backbone.device.type == "cpu"
         self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
         self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
-        self.chunk = CHUNKS.get(backbone.device.type, CHUNK)
+        self.pace = Pace(backbone.device)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one

@@ -103,11 +103,11 @@ class Batch:
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
 
-    def span(self, index: int) -> slice | Tensor:
-        """Where the slots live that a segment may look at."""
+    def span(self, index: int, end: int | None = None) -> slice | Tensor:
+        """Where the slots live that a segment may look at, or more of its last page."""
         if index not in self._spans:
             segment = self.segments[index]
-            span = self.table.span(segment.lane, segment.end)
+            span = self.table.span(segment.lane, end or segment.end)
             if isinstance(span, slice):
                 self._spans[index] = span
             else:
@@ -147,18 +147,24 @@ class Batch:
     def reads_R(self) -> Tensor:
         return self._integers[3]
 
-    def attention_bias(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    def attention_bias(
+        self, index: int, window: int | None, dtype: torch.dtype, end: int | None = None
+    ) -> Tensor | None:
         """What to add to the scores of a segment, [rows, end]: 0 where a row sees a slot, else
         minus infinity. None where every row sees every slot. Numbers, because attention would
-        convert truth values in every layer."""
+        convert truth values in every layer. `end` is how many slots are looked at, if they are
+        more than the segment's."""
         key = (index, window, dtype)
         if key not in self._biases:
             segment = self.segments[index]
             horizon = segment.rows_to_run()[HORIZON]
-            if window is None and (horizon >= segment.end).all():
+            end = end or segment.end
+            if window is None and (horizon >= end).all():
                 self._biases[key] = None
             else:
-                bias = additive_mask(visible(segment, window), dtype)
+                mask = np.zeros((segment.rows, end), bool)
+                mask[:, : segment.end] = visible(segment, window)
+                bias = additive_mask(mask, dtype)
                 self._biases[key] = bias.to(self.device)
         return self._biases[key]
 

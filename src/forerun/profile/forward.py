@@ -144,5 +144,7 @@ def _looked_up_weights(backbone: Backbone) -> int:
         return 0
     embed = backbone.embed
     head = backbone.head
+    if not isinstance(head, torch.Tensor):  # quantised, so it is a matrix of its own
+        return embed.numel()
     tied = head.numel() == embed.numel() and torch.equal(embed[0], head[:, 0])
     return 0 if tied else embed.numel()

@@ -24,6 +24,7 @@ class LoadPlan:
     dtype: str | None = None
     lanes: int | None = None
     max_context: int | None = None
+    quantize: str | None = None
 
     def model(self) -> Model:
         """Loaded here; an error says on which machine."""
@@ -35,6 +36,7 @@ class LoadPlan:
                 dtype=self.dtype,
                 lanes=self.lanes,
                 max_context=self.max_context,
+                quantize=self.quantize,
             )
         except ForerunError as error:
             raise type(error)(f"a worker on {socket.gethostname()}: {error}") from error
@@ -45,7 +47,7 @@ class LoadPlan:
         kind = dtype_named(self.dtype, where)
         base, _ = resolve.split_adapters(self.model_name)
         weights = weights_in(Path(base))
-        if not weights:
+        if not weights or self.quantize is not None:
             return
         width = kind.itemsize if kind is not None else 2
         needed = weights * width

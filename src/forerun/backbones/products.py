@@ -1,0 +1,274 @@
+"""Matrix products on a CPU, each in the way that is fastest here.
+
+A float matrix lies in memory by outputs or by inputs: which is faster depends on the processor. A
+quantised one is 4 or 8 bits per weight, and the row that it meets becomes 8-bit numbers with one
+scale of its own. So what a row gives never depends on the rows beside it, and `keeps_bits` checks
+that it does not: a kind of product that fails is not taken.
+
+- `Int4Product`: groups of 32 weights with a scale each, by torch's dynamic 4-bit product.
+- `Int8ByNibbles`: an 8-bit weight as 16 times one nibble plus another, by the same product.
+- `Int8Product`: one scale per output, by oneDNN; sums of whole numbers are exact in any order.
+- `WidenedProduct`: the values of a quantised matrix as floats, where nothing else runs.
+
+T rows, I inputs, O outputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GROUP = 32
+CHECKED_ROWS = (1, 2, 3, 8, 16, 32)
+NIBBLE = (-8, 7)
+TWO_NIBBLES = (-119, 119)  # what 16 * [-7, 7] + [-8, 7] reaches on both sides
+BYTE = (-127, 127)
+WEIGHTS_AT_ONCE = 1 << 22
+SUM_SCALE = 0.125  # so that the sum of a group is about as large as its largest input
+ON_A_GRID = 0.5  # of the error without offsets: weights that were not quantised before have more
+
+
+class Product(Protocol):
+    """A matrix that multiplies rows, and adds its bias if it has one."""
+
+    bytes: int
+
+    def __call__(self, x_TI: Tensor) -> Tensor: ...
+
+
+class Codes(NamedTuple):
+    """A quantised matrix: whole numbers, and a scale per group of them."""
+
+    codes_OI: Tensor  # int8
+    scales_OG: Tensor
+
+    def widened(self) -> Tensor:
+        groups = self.scales_OG.shape[1]
+        values_OGI = self.codes_OI.unflatten(1, (groups, -1)) * self.scales_OG[..., None]
+        return values_OGI.flatten(1)
+
+
+def quantised(weight_OI: Tensor, span: tuple[int, int], group: int, *, half: bool = True) -> Codes:
+    """The nearest whole numbers within a span. Of several scales per group the one with the least
+    squared error is taken; `half` rounds it to bfloat16.
+
+    The scale of a file in blocks (its largest value stands for the lowest number) is among them, so
+    that a matrix that was on such a grid stays on it.
+    """
+    rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    parts = [_quantised_rows(part, span, group, half) for part in weight_OI.split(rows)]
+    return Codes(*(torch.cat(found) for found in zip(*parts)))
+
+
+def _quantised_rows(weight_OI: Tensor, span: tuple[int, int], group: int, half: bool) -> Codes:
+    low, high = span
+    w_OGI = weight_OI.float().unflatten(1, (-1, group))
+    largest = w_OGI.abs().amax(-1, keepdim=True)
+    signed = w_OGI.gather(-1, w_OGI.abs().argmax(-1, keepdim=True))
+    candidates = [largest / high]
+    if high < 16:  # where numbers are few, what is cut off and what is rounded must balance
+        candidates += [signed / low, largest / (high + 0.75), largest / (high + 1.5)]
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+    for scale in candidates:
+        scale = torch.where(scale == 0, 1.0, scale)
+        if half:
+            scale = scale.bfloat16().float()
+        codes = (w_OGI / scale).round_().clamp_(low, high)
+        error = (codes * scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
+        if best is None:
+            best = (codes, scale, error)
+            continue
+        better = error < best[2]
+        best = (
+            torch.where(better, codes, best[0]),
+            torch.where(better, scale, best[1]),
+            torch.where(better, error, best[2]),
+        )
+    assert best is not None
+    codes, scale, _ = best
+    return Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
+
+
+class Offsets(NamedTuple):
+    """A quantised matrix whose groups have a lowest value of their own: code * scale + offset."""
+
+    codes: Codes
+    offsets_OG: Tensor
+    error: float  # of all its values, squared
+
+    def widened(self) -> Tensor:
+        return self.codes.widened() + self.offsets_OG.repeat_interleave(GROUP, 1)
+
+
+def quantised_with_offsets(weight_OI: Tensor) -> Offsets:
+    """The nearest of 16 values from the lowest to the highest of each group: files of the kinds
+    Q4_0, Q4_1 and Q4_K have such weights, and keep them."""
+    rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    parts = [_offset_rows(part) for part in weight_OI.split(rows)]
+    codes = Codes(*(torch.cat(found) for found in zip(*(part.codes for part in parts))))
+    offsets_OG = torch.cat([part.offsets_OG for part in parts])
+    return Offsets(codes, offsets_OG, sum(part.error for part in parts))
+
+
+def _offset_rows(weight_OI: Tensor) -> Offsets:
+    w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
+    low, high = w_OGI.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).bfloat16().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    codes = ((w_OGI - low) / scale).round_().clamp_(0, 15).sub_(8)
+    offset = low + 8 * scale
+    error = (codes * scale).add_(offset).sub_(w_OGI).square_().sum()
+    found = Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
+    return Offsets(found, offset.squeeze(-1), float(error))
+
+
+class Int4Product:
+    """A 4-bit matrix in groups of 32, times rows that become 8-bit numbers on the way.
+
+    Where its weights are on a grid with offsets, as those of a 4-bit file are, it keeps them: an
+    offset meets the sum of its group of inputs, so those sums are more inputs.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
+        found = quantised(weight_OI, NIBBLE, GROUP)
+        own = quantised_with_offsets(weight_OI)
+        self._groups = 0
+        if own.error < ON_A_GRID * float((found.widened() - weight_OI).square().sum()):
+            found = self._with_sums(own)
+        self._pack(found, bias)
+
+    def _with_sums(self, own: Offsets) -> Codes:
+        self._groups = own.offsets_OG.shape[1]
+        self._filler = -self._groups % GROUP
+        offsets = F.pad(own.offsets_OG / SUM_SCALE, (0, self._filler))
+        more = quantised(offsets, NIBBLE, GROUP)
+        return Codes(*(torch.cat(pair, 1) for pair in zip(own.codes, more)))
+
+    def _pack(self, found: Codes, bias: Tensor | None) -> None:
+        self.outputs, self.inputs = found.codes_OI.shape
+        above = (found.codes_OI + 8).to(torch.uint8)
+        pairs = above[:, ::2] | (above[:, 1::2] << 4)
+        self._packed = torch.ops.aten._dyn_quant_pack_4bit_weight(
+            pairs.contiguous(),
+            found.scales_OG.bfloat16().contiguous(),
+            None if bias is None else bias.float(),
+            GROUP,
+            self.inputs,
+            self.outputs,
+        )
+        self.bytes = self._packed.nbytes
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        if self._groups:
+            sums_TG = x_TI.view(len(x_TI), self._groups, GROUP).sum(-1).mul_(SUM_SCALE)
+            x_TI = torch.cat([x_TI, sums_TG, x_TI[:, : self._filler]], -1)
+        return self._multiply(x_TI)
+
+    def _multiply(self, x_TI: Tensor) -> Tensor:
+        return torch.ops.aten._dyn_quant_matmul_4bit(
+            x_TI, self._packed, GROUP, self.inputs, self.outputs
+        )
+
+
+class Int8ByNibbles(Int4Product):
+    """An 8-bit matrix in groups of 32 as a 4-bit one with twice the inputs: w = 16 high + low."""
+
+    def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
+        codes_OI, scales_OG = quantised(weight_OI, TWO_NIBBLES, GROUP)
+        high_OI = torch.div(codes_OI.int() + 8, 16, rounding_mode="floor")
+        low_OI = codes_OI - 16 * high_OI
+        both = torch.cat([high_OI, low_OI], 1).to(torch.int8)
+        self._pack(Codes(both, torch.cat([16 * scales_OG, scales_OG], 1)), bias)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._multiply(torch.cat([x_TI, x_TI], -1))
+
+
+class Int8Product:
+    """An 8-bit matrix with a scale per output, times rows as 8-bit numbers with a scale each."""
+
+    def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
+        codes_OI, scales_O1 = quantised(weight_OI, BYTE, weight_OI.shape[1], half=False)
+        self._packed = torch.ops.onednn.qlinear_prepack(codes_OI, [1, codes_OI.shape[1]])
+        self._scales_O = scales_O1[:, 0].contiguous()
+        self._zeros_O = torch.zeros(len(codes_OI), dtype=torch.int32)
+        self._bias = bias
+        self.bytes = codes_OI.nbytes + self._scales_O.nbytes
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        scale_T1 = x_TI.abs().amax(-1, keepdim=True).mul_(1 / 127).clamp_min_(1e-30)
+        codes_TI = (x_TI / scale_T1).round_().to(torch.int8)
+        y_TO = torch.ops.onednn.qlinear_pointwise(
+            codes_TI, 1.0, 0, self._packed, self._scales_O, self._zeros_O,
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        y_TO = y_TO * scale_T1
+        return y_TO if self._bias is None else y_TO.add_(self._bias)
+
+
+class WidenedProduct:
+    """A quantised matrix as floats: for machines that have no product of whole numbers."""
+
+    def __init__(self, weight_OI: Tensor, bias: Tensor | None = None, bits: int = 4):
+        group = GROUP if weight_OI.shape[1] % GROUP == 0 else weight_OI.shape[1]
+        span = NIBBLE if bits == 4 else TWO_NIBBLES
+        self._weight_OI = quantised(weight_OI, span, group).widened()
+        self._bias = bias
+        self.bytes = self._weight_OI.nbytes
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return F.linear(x_TI, self._weight_OI, self._bias)
+
+
+def widened_4(weight_OI: Tensor, bias: Tensor | None = None) -> Product:
+    return WidenedProduct(weight_OI, bias, 4)
+
+
+def widened_8(weight_OI: Tensor, bias: Tensor | None = None) -> Product:
+    return WidenedProduct(weight_OI, bias, 8)
+
+
+MakeProduct = Callable[[Tensor, Tensor | None], Product]
+
+# What `quantize` may be, and the kinds of product that each may use; the last always runs.
+KINDS: dict[str, dict[str, MakeProduct]] = {
+    "int4": {"int4": Int4Product, "widened": widened_4},
+    "int8": {"nibbles": Int8ByNibbles, "onednn": Int8Product, "widened": widened_8},
+}
+
+
+def keeps_bits(product: Callable[[Tensor], Tensor], inputs: int) -> bool:
+    """Does a row give the same bits alone and beside others, however many?"""
+    x_TI = torch.randn(CHECKED_ROWS[-1], inputs, generator=torch.Generator().manual_seed(0))
+    x_TI[3] *= 100  # a row must not be rounded by the scale of another
+    all_TO = product(x_TI)
+    return all(
+        torch.equal(product(x_TI[:rows].contiguous()), all_TO[:rows]) for rows in CHECKED_ROWS
+    )
+
+
+@dataclass(frozen=True)
+class FloatLayout:
+    """How float matrices lie in memory: by outputs as the library has them, or by inputs."""
+
+    by_inputs: bool
+
+    def of(self, weight_OI: Tensor) -> Tensor:
+        """A matrix as [in, out]."""
+        return weight_OI.t().contiguous() if self.by_inputs else weight_OI.t()
+
+
+def times(x_TI: Tensor, matrix: Tensor | Product, bias: Tensor | None) -> Tensor:
+    """Rows times a matrix, [in, out] if it is a tensor."""
+    if not isinstance(matrix, Tensor):
+        return matrix(x_TI)  # its bias is in it
+    return x_TI @ matrix if bias is None else torch.addmm(bias, x_TI, matrix)
+
+
+def joined(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights))

@@ -1,0 +1,116 @@
+"""GGUF files are read quickly, with the values that `transformers` reads, and kept."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import forerun
+from forerun.checkpoints import gguf as ours
+from forerun.checkpoints import resolve
+from tests.checkpoints.test_checkpoints import write_gguf
+
+gguf = pytest.importorskip("gguf")
+
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "F16")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_widened_to_the_packages_own_bits(name, monkeypatch):
+    monkeypatch.setattr(ours, "BLOCKS_AT_ONCE", 24)  # so that there are several parts
+    kind = gguf.GGMLQuantizationType[name]
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = np.random.default_rng(0).integers(0, 120, (40, 512 // values * size), np.uint8)
+    expected = gguf.quants.dequantize(rows, kind)
+    found = ours.widen(rows, kind)
+    assert found.shape == expected.shape
+    assert np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
+
+
+def load_state(path):
+    loaded = resolve.load_network(str(path), torch.device("cpu"), torch.float32)
+    return loaded, loaded.network.state_dict()
+
+
+def test_a_file_gives_the_librarys_weights_and_tokenizer_read_or_kept(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
+    write_gguf(str(tmp_path / "tiny.gguf"))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    ).state_dict()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    reads = []
+    quick = ours.quick
+    monkeypatch.setattr(ours, "quick", lambda: (reads.append(1), quick())[1])
+    for turn in ("read", "kept"):
+        loaded, state = load_state(tmp_path / "tiny.gguf")
+        assert state.keys() == theirs.keys(), turn
+        assert all(torch.equal(state[key], theirs[key]) for key in state), turn
+        own = loaded.tokenizer
+        assert own.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str(), turn
+        assert own.special_tokens_map == tokenizer.special_tokens_map
+        assert own.chat_template == tokenizer.chat_template
+    assert reads == [1]  # the second time nothing was read
+
+
+def damage_by_cutting(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def damage_by_writing(folder):
+    file = folder / "model.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-10] ^= 255
+    file.write_bytes(whole)
+
+
+def damage_by_removing(folder):
+    (folder / "config.json").unlink()
+
+
+def damage_the_manifest(folder):
+    (folder / ours.MANIFEST).write_text("[]")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_by_cutting, damage_by_writing, damage_by_removing, damage_the_manifest],
+)
+def test_what_was_kept_is_made_anew_where_it_is_damaged(damage, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
+    write_gguf(str(tmp_path / "tiny.gguf"))
+    _, state = load_state(tmp_path / "tiny.gguf")
+    (folder,) = (tmp_path / "kept" / "gguf").iterdir()
+    damage(folder)
+    _, again = load_state(tmp_path / "tiny.gguf")
+    assert all(torch.equal(state[key], again[key]) for key in state)
+    kept = load_file(folder / "model.safetensors")
+    assert all(torch.equal(value, state[key]) for key, value in kept.items())
+
+
+def test_a_changed_file_is_read_again_and_a_folder_that_cannot_be_written_is_no_error(
+    tmp_path, monkeypatch
+):
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("FORERUN_CACHE", str(kept))
+    path = tmp_path / "tiny.gguf"
+    write_gguf(str(path))
+    load_state(path)
+    os.utime(path, ns=(1, 1))
+    load_state(path)
+    assert len(list((kept / "gguf").iterdir())) == 2
+    monkeypatch.setattr(ours, "MOST_BYTES", 1)  # room for the newest only
+    os.utime(path, ns=(2, 2))
+    load_state(path)
+    assert len(list((kept / "gguf").iterdir())) == 1
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
+    model = forerun.load(str(path), lanes=1, max_context=32)
+    assert model.generate([1, 2], max_tokens=2, ignore_eos=True).token_ids
