@@ -185,6 +185,9 @@ class Engine:
 
     def _serve_cheapest(self) -> None:
         began = time.perf_counter()
+        for host in self.hosts:
+            if host.begin_features():
+                self._prefetched = None
         self._admit()
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
         prefetched = self._prefetched
@@ -473,6 +476,9 @@ class Engine:
                     answer.append(law)
                 first += rows
             show_to_recorder(question, logits_RV[begin:first], answer)
+            if question.features:
+                rows = question.plan.stored
+                answer.append(host_of(one).features(one.lane, rows, question.features))
             answers.append(answer)
         self.clock.rules += time.perf_counter() - began
         return answers
