@@ -2,6 +2,7 @@
 
     python bench/structured.py validity [--method lookup] [--schemas 500] [--openapi FILE]
     python bench/structured.py overhead [--model NAME] [--batch 1 8 32]
+    python bench/structured.py overhead --shape qwen2.5-7b --tokenizer FOLDER --device cuda
     python bench/structured.py beside   [--model NAME]
     python bench/structured.py page     # docs/structured.md from what was measured
 
@@ -179,7 +180,7 @@ def overhead(asked: argparse.Namespace) -> None:
     one; and tokens per forward with a schema and without."""
     rows = []
     for batch in asked.batch:
-        model = forerun.load(asked.model, lanes=batch, device=asked.device, dtype=asked.dtype)
+        model = _asked_model(asked, batch)
         prompts = [f"{PROMPT}# number {i}\n" for i in range(batch)]
         same: dict[str, Any] = dict(max_tokens=asked.max_tokens, ignore_eos=True, method="ar")
         contestants: dict[str, Callable[[], Any]] = {
@@ -209,7 +210,25 @@ def overhead(asked: argparse.Namespace) -> None:
             }
         )
         model.close()
-    keep("overhead", {"key": f"{asked.model} on {machine()}", "model": asked.model, "rows": rows})
+    name = asked.shape or asked.model
+    keep("overhead", {"key": f"{name} on {machine()}", "model": name, "rows": rows})
+
+
+def _asked_model(asked: argparse.Namespace, lanes: int) -> Any:
+    """The model by its name; or random weights of a shape, with a tokenizer's own words."""
+    if not asked.shape:
+        return forerun.load(asked.model, lanes=lanes, device=asked.device, dtype=asked.dtype)
+    from transformers import AutoTokenizer
+
+    from forerun.profile.shapes import random_network
+
+    tokenizer = AutoTokenizer.from_pretrained(asked.tokenizer, trust_remote_code=False)
+    dtype = getattr(torch, asked.dtype or "bfloat16")
+    network = random_network(asked.shape, torch.device(asked.device or "cpu"), dtype)
+    context = 128 + asked.max_tokens
+    return forerun.from_network(
+        network, tokenizer, name=asked.shape, lanes=lanes, max_context=context
+    )
 
 
 def mask_cost(model: Any, results: Sequence[Any]) -> float:
@@ -410,6 +429,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device")
     parser.add_argument("--dtype")
+    parser.add_argument("--shape", help="random weights of this shape, for `overhead`")
+    parser.add_argument("--tokenizer", help="a folder with a tokenizer, for --shape")
     asked = parser.parse_args()
     parts[asked.part](asked)
 

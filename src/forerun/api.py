@@ -40,6 +40,7 @@ from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
 from forerun.registry import Method, family_for
 from forerun.requests.chat import Chat
+from forerun.requests.healing import healing_of_prompt
 from forerun.requests.infill import (
     Infilled,
     Infilling,
@@ -406,6 +407,7 @@ class Model:
         stop: Sequence[str] | str = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        heal: bool = True,
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
@@ -426,9 +428,10 @@ class Model:
 
         The sampling parameters are those of `Sampling`; `sampling=` takes them together. With a
         list of prompts, `method`, `draft`, `sampling`, `options` and all parameters that are
-        single numbers may be lists as well, with one value for each prompt. `progress` is called
-        with (results so far, of how many); True shows a bar. `options` are the options of the
-        method and its drafter, and those of `submit`.
+        single numbers may be lists as well, with one value for each prompt. With `heal`, the last
+        tokens of a text are chosen anew where it may end inside a token; token ids and chats are
+        taken as they are. `progress` is called with (results so far, of how many); True shows a
+        bar. `options` are the options of the method and its drafter, and those of `submit`.
         """
         jobs = self.submit(
             prompt,
@@ -469,6 +472,7 @@ class Model:
         stop: Sequence[str] | str = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        heal: bool = True,
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
@@ -574,6 +578,9 @@ class Model:
         """A job for each sample of a prompt."""
         request, draft_model = plan
         canvas = self._canvas(ids, request.sampling, draft_model)
+        assert not isinstance(ids, ForerunError), "raised"
+        longest = self.context if draft_model is None else min(self.context, draft_model.context)
+        healing = healing_of_prompt(self, request.sampling, ids, longest - canvas.count(BLANK))
         return [
             Job(
                 self,
@@ -582,6 +589,7 @@ class Model:
                 self._drafter(request, draft_model),
                 sample=sample,
                 streams=streams,
+                healing=healing,
             )
             for sample in range(request.sampling.n)
         ]

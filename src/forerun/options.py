@@ -46,6 +46,9 @@ class Sampling:
         (), "stop after one of these tokens, besides the model's own end token"
     )
     ignore_eos: bool = _help(False, "go on past the model's own end token")
+    heal: bool = _help(
+        True, "choose the last tokens of a text prompt anew, as the text may end inside a token"
+    )
     seed: int = _help(0, "same seed, same output")
     n: int = _help(1, "samples of each prompt")
     logprobs: int | None = _help(
@@ -116,6 +119,7 @@ class Sampling:
         self._require(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
         self._require(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         self._require(isinstance(self.ignore_eos, bool), "ignore_eos", "True or False")
+        self._require(isinstance(self.heal, bool), "heal", "True or False")
         self._require(self.n >= 1, "n", "at least 1")
         logprobs = self.logprobs is None or 0 <= self.logprobs <= 100
         self._require(logprobs, "logprobs", "between 0 and 100")

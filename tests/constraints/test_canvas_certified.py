@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from forerun.backbones.table import TableBackbone
+from forerun.certify.cases import canvas_cases
 from forerun.certify.enumeration import certify_case, method_law
 from forerun.constraints.canvas import OnCanvas, Walk
 from forerun.engine.engine import NoOutcome
@@ -329,3 +330,27 @@ def test_certification_notices_confidence_that_ignores_the_constraint(monkeypatc
     monkeypatch.setattr("forerun.engine.engine.own_logits", lambda logits, chains: logits)
     certificate = certify("stepwise", "masked", *HOLES[0], {"temperature": 2.0}, block=9)
     assert caught(certificate)
+
+
+@pytest.mark.parametrize("method", ["sequential", "stepwise", "block-stepwise"])
+def test_the_command_line_certifies_canvases_too(method):
+    cases = canvas_cases(method)
+    assert len(cases) >= 3
+    for case in cases[::3]:
+        certificate = case()
+        assert certificate.holds, certificate
+
+
+def test_the_packages_own_reference_catches_a_mask_of_another_place(monkeypatch):
+    real = Walk.allowed
+    monkeypatch.setattr(
+        Walk, "allowed", lambda self, position: real(self, max(position - 1, self.stretch.start))
+    )
+    assert any(_is_caught(case) for case in canvas_cases("sequential"))
+
+
+def _is_caught(case):
+    try:
+        return caught(case())
+    except (AssertionError, NoOutcome):  # a token that leaves no completion
+        return True

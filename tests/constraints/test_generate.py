@@ -171,3 +171,15 @@ def test_the_command_line_takes_files_and_texts(tmp_path):
     assert re.fullmatch("[0-9]{4}", out.stdout.strip())
     out = run(app, ["generate", "hi", "-m", "tiny", "--schema", str(tmp_path / "none.json")])
     assert out.exit_code != 0 and "cannot be read" in str(out.exception)
+
+
+def test_a_grammar_that_keeps_xgrammar_busy_ends_its_own_request(monkeypatch):
+    pytest.importorskip("xgrammar")
+    from forerun.constraints import xgrammar_engine
+
+    asked = dict(max_tokens=12, regex="[a-z ]+", grammar_engine="xgrammar")
+    monkeypatch.setattr(xgrammar_engine, "MOST_IN_ALL", 0.0)
+    with pytest.raises(ForerunError, match=r"constraint cannot be.*xgrammar needs more than 1 s"):
+        model("ar").generate([1, 2, 3], **asked)
+    monkeypatch.undo()
+    assert model("ar").generate([1, 2, 3], **asked).error is None

@@ -101,3 +101,19 @@ def test_a_schema_that_nests_without_measure_is_refused():
         schema = {"type": "array", "minItems": 1, "items": schema}
     with pytest.raises(BadOption, match="schema"):
         Sampling(schema=schema)
+
+
+def test_integers_of_64_bits_can_be_asked_for():
+    pytest.importorskip("llguidance")
+    from forerun.constraints.llguidance_engine import LlguidanceGrammar, within_reach
+    from forerun.constraints.spec import json_spec
+    from forerun.constraints.vocabulary import Vocabulary
+
+    digits = Vocabulary(11, spelled=[bytes([c]) for c in b"0123456789-"])
+    seed = {"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 9.3e18}
+    LlguidanceGrammar(json_spec(seed), digits)
+    # What is no bound of an integer stays as it is.
+    kept = {"enum": [{"type": "integer", "minimum": -(2**63)}], "type": "number", "maximum": 1e30}
+    assert within_reach(kept) == kept
+    assert within_reach([seed])[0] == {"type": "integer", "minimum": -(2**62),
+                                       "exclusiveMaximum": 2**62}  # fmt: skip

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import forerun
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints import drafters, tiny
-from forerun.drafters.features import FeaturesDrafter
+from forerun.drafters.features import FeaturesDrafter, names_drafter
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.families.base import ChainScorer
 from forerun.probability.acceptance import sample_token
@@ -271,6 +271,11 @@ def test_a_drafter_is_found_by_the_shape_of_its_target(tmp_path, monkeypatch):
         out = model.generate([1, 2], method="specdiff", draft=draft, **options)
         assert out.token_ids == model.generate([1, 2], method="ar", **options).token_ids
         assert out.stats.forwards < 7
+
+
+def test_the_zoos_own_drafter_is_a_model_of_its_own():
+    assert not names_drafter("zoo:drafter")
+    assert names_drafter("smollm:drafter") and names_drafter("auto")
 
 
 def test_missing_weights_are_named(tmp_path):

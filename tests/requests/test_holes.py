@@ -203,3 +203,11 @@ def test_the_example_fills_holes_with_names_in_scope(monkeypatch, capsys):
     names = {name for f in names_in_scope.FUNCTIONS for name in names_in_scope.names_in_scope(f)}
     for found in re.findall(r"return (.*)", written):
         assert found in names
+
+
+def test_an_engine_for_grammars_is_refused_where_none_reads_them():
+    asked = dict(regex="[a-z]+", grammar_engine="xgrammar")
+    with pytest.raises(BadOption, match=r"grammar_engine='xgrammar'.*no engine reads"):
+        model("any-subset").infill("x = <|fill:2|>", **asked)
+    with pytest.raises(BadOption, match="grammar_engine='xgrammar'"):
+        model("masked").generate("x = ", max_tokens=4, **asked)

@@ -3,7 +3,9 @@
 import openai
 import pytest
 
-from tests.serve.servers import load
+from forerun.serve.server import Server
+from forerun.serve.settings import Settings
+from tests.serve.servers import in_process, load
 
 GREEDY = {"temperature": 0, "seed": 1}
 
@@ -319,3 +321,17 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(client, live):
     assert "secret" not in str(failed.value.body)
     live.settled("plain")
     assert client.completions.create(model="plain", prompt="hi", max_tokens=3).choices
+
+
+def test_a_prompt_that_ends_inside_a_token_is_healed_and_echoed_once():
+    server = Server.of(Settings(models=["zoo:ar"], lanes=2))
+    ask = {"prompt": "import nu", "max_tokens": 4, "temperature": 0, "logprobs": 1}
+    with in_process(server) as caller:
+        [choice] = caller.post("/v1/completions", ask).json()["choices"]
+        assert choice["text"].startswith("mpy")
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+        [echoed] = caller.post("/v1/completions", {**ask, "echo": True}).json()["choices"]
+        assert echoed["text"] == "import nu" + choice["text"]
+        assert "".join(echoed["logprobs"]["tokens"]) == echoed["text"]
+        [plain] = caller.post("/v1/completions", {**ask, "heal": False}).json()["choices"]
+        assert not plain["text"].startswith("mpy")

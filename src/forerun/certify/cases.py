@@ -164,6 +164,78 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
     return _with_outcomes(3, method, every)
 
 
+# Languages of holes and of whole canvases: what hangs together across blanks, is forced, or has no
+# text of some lengths.
+PIECES = (b"a", b"b", b"ab", b"?")  # the last one is the mask
+LANGUAGES_OF_HOLES: list[tuple[Prompt, list[str | None]]] = [
+    ([1, None, None], ["aa|bb|aba|bab"]),
+    ([None, None, 0, None], ["(ab)+", None]),
+    ([None, 1, None, None], ["a|ab", "a?b{1,3}"]),
+]
+LANGUAGES_OF_TEXTS: list[Options] = [
+    {"regex": "a*b*", "temperature": 1.0, "eos": (2,)},
+    {"regex": "(a|b)*abb", "temperature": 1.0},
+    {"regex": "(ab)*", "temperature": 0.0, "eos": (2,), "min_tokens": 2},
+]
+
+
+def canvas_cases(name: str) -> list[Case]:
+    """Languages on canvases, for a method that looks at what lies behind a blank."""
+    method = registry.method_named(name)
+    sees_holes = {SubsetScorer, CanvasFiller} & set(method.needs)
+    if method.guarantee != "exact" or not (sees_holes or BlockFiller in method.needs):
+        return []
+    target = TableBackbone(vocab=len(PIECES), seed=1)
+    same: Options = {"mask": 3, "spelled": PIECES, "method_options": DEEP_OPTIONS.get(name, {})}
+    cases: list[Case] = []
+    if sees_holes:
+        for prompt, regexes in LANGUAGES_OF_HOLES:
+            holes = [None if regex is None else {"regex": regex} for regex in regexes]
+            for sampling in ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}):
+                cases.append(case(name, target, prompt, holes=holes, **same, **sampling))
+    if not method.left_to_right:
+        for language in LANGUAGES_OF_TEXTS:
+            cases.append(case(name, target, [1, 0, 1], max_tokens=3, **same, **language))
+    return cases
+
+
+# Syllables of which some are the beginning of others, and prompts that end inside one: as the
+# tokenizer writes them, as it does not, and with nothing to heal.
+SYLLABLES = (b"a", b"b", b"ab", b"aba")
+ENDINGS: list[Prompt] = [[0, 2], [1, 0, 1], [0, 3]]
+HEALED: list[Options] = [
+    {"temperature": 1.0},
+    {"temperature": 0.0, "logit_bias": {3: 0.8}},
+    {"temperature": 0.7, "top_p": 0.9},
+    {
+        "temperature": 1.0,
+        "repetition_penalty": 1.8,
+        "frequency_penalty": 0.7,
+        "top_k": 3,
+        "eos": (1,),
+    },
+]
+
+
+def healed_cases(name: str) -> list[Case]:
+    """Prompts that are text and end inside a token, for an exact method."""
+    method = registry.method_named(name)
+    if method.guarantee != "exact":
+        return []
+    masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
+    options = {**DEEP_OPTIONS.get(name, {})}
+    if name in DRAWN_DRAFTS:
+        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
+    spelled = (*SYLLABLES, b"") if masks else SYLLABLES
+    same: Options = {"text": True, "spelled": spelled, "max_tokens": 2, "method_options": options}
+    every = [{**same, **sampling} for sampling in HEALED]
+    return [
+        found
+        for prompt in ENDINGS
+        for found in _with_outcomes(len(SYLLABLES), method, every, prompt)
+    ]
+
+
 def cases_with(name: str, options: Options) -> list[Case]:
     """Those of the standard cases that have these options of the method."""
     method = registry.method_named(name)

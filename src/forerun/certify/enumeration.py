@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,15 @@ from torch import Tensor
 from forerun import registry
 from forerun.api import Model
 from forerun.backbones.table import TableBackbone
+from forerun.certify.healing import End, healed_ends, healed_law
 from forerun.certify.reference import (
+    Asked,
     CanvasReading,
+    First,
     Law,
     Prompt,
+    block_context,
+    context,
     reference_law,
     stepwise_law,
     vocabulary_of,
@@ -34,9 +40,11 @@ from forerun.families.block import Block, BlockFiller
 from forerun.families.causal import Causal
 from forerun.families.masked import CanvasFiller, Masked
 from forerun.methods.block_order import CanvasBlockOptions, OrderedBlockOptions
+from forerun.options import Sampling
 from forerun.probability.acceptance import Sampler
 from forerun.probability.distributions import total_variation
 from forerun.probability.noise import Noise, mix
+from forerun.requests.prompts import Tokenised
 
 CERTAIN = 1e-12
 LANES = 64
@@ -173,10 +181,11 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
     mask: int | None = None,
     family: Family | None = None,
     spelled: Sequence[bytes] | None = None,
+    text: bool = False,
     **options: Any,
 ) -> Law:
     """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of
-    one."""
+    one. If the prompt is `text`, its end is healed, and the sequences begin with it."""
     enumeration = Enumeration()
     model = table_model(target, enumeration, eos, family or family_of(method, mask), spelled)
     drafter: Model | str | None
@@ -186,6 +195,8 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
         drafter = draft
     options = {**options, "method": method, "draft": drafter}
     ids = [token for token in prompt if token is not None]
+    if text:
+        ids = Tokenised(ids)
     used_lanes = 0
 
     def run(seed: int, n: int) -> list[tuple[int, ...]]:
@@ -204,7 +215,7 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
         for result in results:
             if result.error is not None:
                 raise result.error
-        return [tuple(result.token_ids) for result in results]
+        return [(*(result.prompt_ids if text else ()), *result.token_ids) for result in results]
 
     return enumeration.law_of(run)
 
@@ -258,12 +269,13 @@ def law_by_definition(  # noqa: PLR0913 - as certify_case
     mask: int | None = None,
     size: int = 1,
     spelled: Sequence[bytes] | None = None,
+    first: First | None = None,
     **sampling: Any,
 ) -> Law:
     """The law of a method's reference."""
     if registry.method_named(method).reference in ("stepwise", "block-stepwise"):
         reading = canvas_reading(method, target, options, family)
-        return stepwise_law(reading, prompt, eos=eos, **sampling)
+        return stepwise_law(reading, prompt, eos=eos, first=first, spelled=spelled, **sampling)
     return reference_law(
         target,
         prompt,
@@ -272,8 +284,45 @@ def law_by_definition(  # noqa: PLR0913 - as certify_case
         family=family,
         size=size,
         spelled=spelled,
+        first=first,
         **sampling,
     )
+
+
+def law_after_text(  # noqa: PLR0913 - as law_by_definition
+    method: str,
+    target: TableBackbone,
+    prompt: Prompt,
+    family: Family,
+    options: dict[str, Any],
+    *,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    spelled: Sequence[bytes] = (),
+    **sampling: Any,
+) -> Law:
+    """The same after a text whose end is healed, prompt and output together."""
+    ids = [token for token in prompt if token is not None]
+    asked = Asked(ids, Sampling(**sampling), eos, mask, spelled)
+    same: dict[str, Any] = {"eos": eos, "mask": mask, "spelled": spelled}
+
+    def logits(kept: Sequence[int], more: Sequence[int]) -> Tensor:
+        text = list(enumerate([*kept, *more]))
+        if isinstance(family, Masked):
+            reading = canvas_reading(method, target, options, family)
+            state = (*kept, *more, *[None] * (len(asked.canvas) - len(text)))
+            return target.logits(*reading.context(state, len(text), None, []))
+        if isinstance(family, Block):
+            return target.logits(*block_context(text, family, 1))
+        parts = text[: len(kept)], text[len(kept) :]
+        return target.logits(*context(*parts, len(text), mask))
+
+    def after(end: End) -> Law:
+        arguments = {**same, **sampling, "first": end.first}
+        return law_by_definition(method, target, end.prompt, family, options, **arguments)
+
+    least = 1 if family.needs_prompt else 0
+    return healed_law(healed_ends(asked, ids, spelled, least, logits), after)
 
 
 @dataclass(frozen=True)
@@ -302,6 +351,7 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
     family: Family | None = None,
     size: int = 1,
     spelled: Sequence[bytes] | None = None,
+    text: bool = False,
     reference: Law | None = None,
     method_options: dict[str, Any] | None = None,
     **sampling: Any,
@@ -315,7 +365,8 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
     `size` is for block models that are compared with left-to-right decoding: finished blocks of so
     many tokens see themselves whole; with 1, the default, no token sees a later one.
 
-    `spelled` is what each token spells, for a constraint among the sampling parameters.
+    `spelled` is what each token spells, for a constraint among the sampling parameters, and for a
+    prompt that is `text`, whose end is healed.
 
     `reference` is a law of whole outputs to compare with, for those who have one of their own.
     """
@@ -336,11 +387,15 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
         mask=mask,
         family=family,
         spelled=spelled,
+        text=text,
         **options,
         **sampling,
     )
     if reference is None:
-        reference = law_by_definition(
+        define: Callable[..., Law] = partial(law_by_definition, size=size)
+        if text:
+            define = law_after_text
+        reference = define(
             method,
             target,
             prompt,
@@ -348,7 +403,6 @@ def certify_case(  # noqa: PLR0913 - keywords of a public function
             options,
             eos=eos,
             mask=mask,
-            size=size,
             spelled=spelled,
             **sampling,
         )

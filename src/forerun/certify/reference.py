@@ -6,6 +6,7 @@ A certificate compares what a method writes with one of these.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from forerun.options import Sampling
 from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
 
 Law = dict[tuple[int, ...], float]
+Holes = Sequence[dict[str, str] | None] | None  # what each hole must hold
 Prompt = Sequence[int | None]
 Rows = Sequence[tuple[int, int]]  # (position, token)
 State = tuple[int | None, ...]  # a canvas, with None for every blank
@@ -36,10 +38,60 @@ def blanks_of(canvas: Prompt) -> list[int]:
     return [i for i, token in enumerate(canvas) if token is None]
 
 
+def runs_of(canvas: Prompt) -> list[tuple[int, ...]]:
+    """The holes of a canvas: runs of blanks."""
+    numbered = itertools.groupby(enumerate(canvas), lambda one: one[1] is None)
+    return [tuple(i for i, _ in run) for blank, run in numbered if blank]
+
+
 @cache
 def vocabulary_of(spelled: tuple[bytes, ...]) -> Vocabulary:
     """A vocabulary for which grammars are compiled once, whoever asks."""
     return Vocabulary(len(spelled), spelled=spelled)
+
+
+class First(NamedTuple):
+    """A first token that was decided together with the end of the prompt, and the tokens that a
+    constraint takes it for."""
+
+    token: int
+    stands_for: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlankLanguage:
+    """What some blanks must spell together: a text that an expression matches, up to one of the
+    `ends`, which may not come before `least` tokens."""
+
+    blanks: tuple[int, ...]
+    regex: str
+    spelled: tuple[bytes, ...]
+    outcomes: tuple[int, ...]
+    ends: frozenset[int] = frozenset()
+    least: int = 0
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Do tokens in all of its blanks spell such a text?"""
+        text = b""
+        for count, token in enumerate(tokens):
+            if token in self.ends:
+                if count < self.least:
+                    return False
+                break
+            text += self.spelled[token]
+        return re.fullmatch(self.regex, text.decode()) is not None
+
+    def allowed(self, state: State, position: int) -> frozenset[int]:
+        """The tokens at a blank that some filling of the others goes with: all are tried."""
+        known = tuple(state[i] for i in self.blanks)
+        return self._allowed(known, self.blanks.index(position))
+
+    @cache  # noqa: B019 - of a few small ones, for as long as a certificate takes
+    def _allowed(self, known: tuple[int | None, ...], place: int) -> frozenset[int]:
+        choices = [self.outcomes if token is None else (token,) for token in known]
+        return frozenset(
+            tokens[place] for tokens in itertools.product(*choices) if self.holds(tokens)
+        )
 
 
 class Asked:
@@ -53,8 +105,10 @@ class Asked:
         eos: Sequence[int],
         mask: int | None,
         spelled: Sequence[bytes] | None = None,
+        first: First | None = None,
     ):
         self.sampling = sampling
+        self.first = first
         self._vocabulary: Vocabulary | None = None
         if spelled is not None:
             self._vocabulary = vocabulary_of(tuple(spelled))
@@ -66,6 +120,32 @@ class Asked:
         self.stops = stops if None in prompt else stops | ends
         self.never = never | ends if None in prompt else never
         self.prompt_ids = np.asarray([t for t in self.canvas if t is not None], np.int64)
+        self.languages: list[BlankLanguage] = []
+
+    def constrain(self, spelled: Sequence[bytes] | None, holes: Holes) -> Asked:
+        """Hold the blanks of a canvas to languages: each hole to its own, or all that is generated
+        to the request's expression."""
+        allowed = self.sampling.allowed_tokens
+        possible = set(range(len(spelled or ())) if allowed is None else allowed) - self.never
+        same = tuple(spelled or ()), tuple(sorted(possible))
+        if holes is not None:
+            pairs = zip(runs_of(self.canvas), holes, strict=True)
+            self.languages = [BlankLanguage(b, hole["regex"], *same) for b, hole in pairs if hole]
+        elif self.sampling.regex is not None:
+            blanks = tuple(blanks_of(self.canvas))
+            ending = self.stops, self.sampling.min_tokens
+            self.languages = [BlankLanguage(blanks, self.sampling.regex, *same, *ending)]
+        return self
+
+    def left(self, logits_V: Tensor, state: State, position: int) -> Tensor:
+        """The logits of what the languages leave at a blank."""
+        for language in self.languages:
+            if position in language.blanks:
+                allowed = list(language.allowed(state, position))
+                masked_V = torch.full_like(logits_V, -torch.inf)
+                masked_V[allowed] = logits_V[allowed]
+                logits_V = masked_V
+        return logits_V
 
     def law(self, logits_V: Tensor, decided: Sequence[int], place: int) -> list[float]:
         """The law of a blank with `place` blanks before it, after some decisions."""
@@ -90,7 +170,10 @@ class Asked:
         language = compiled(spec, self._vocabulary).language()
         found = LeftToRight(language, 0, self.stops, size, bitmask(possible, size))
         for position, token in enumerate(decided):
-            found.add(position, token)
+            if self.first is not None and position == 0:
+                found.begin(position, self.first.stands_for)
+            else:
+                found.add(position, token)
         return found
 
     def ends(self, decided: Sequence[int]) -> bool:
@@ -108,20 +191,27 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
     family: Family | None = None,
     size: int = 1,
     spelled: Sequence[bytes] | None = None,
+    first: First | None = None,
+    holes: Holes = None,
     **options: Any,
 ) -> Law:
     """The law of whole sequences, one conditional after another.
 
     Of a block model it is left-to-right decoding; with a `size`, of text whose finished blocks of
-    that size see themselves whole.
+    that size see themselves whole. `first` is the first token, where it was decided with the
+    prompt.
     """
-    asked = Asked(prompt, Sampling(**options), eos, mask, spelled)
+    asked = Asked(prompt, Sampling(**options), eos, mask, spelled, first)
+    if holes is not None:
+        asked.constrain(spelled, holes)
     canvas = asked.canvas
     given = [(i, token) for i, token in enumerate(canvas) if token is not None]
     blanks = blanks_of(canvas)
     finished: Law = {}
-    growing: Law = {(): 1.0}
-    for position in blanks:
+    growing: Law = {(): 1.0} if first is None else {(first.token,): 1.0}
+    if first is not None and asked.ends((first.token,)):
+        return growing
+    for position in blanks if first is None else blanks[1:]:
         longer: Law = defaultdict(float)
         for tokens, probability in growing.items():
             decided = list(zip(blanks, tokens))
@@ -129,7 +219,9 @@ def reference_law(  # noqa: PLR0913 - keywords of a public function
                 row = block_context([*given, *decided], family, size)
             else:
                 row = context(given, decided, position, mask)
-            law = asked.law(target.logits(*row), tokens, len(tokens))
+            state = tuple({**dict(enumerate(canvas)), **dict(decided)}.values())
+            logits_V = asked.left(target.logits(*row), state, position)
+            law = asked.law(logits_V, tokens, len(tokens))
             for token, p in enumerate(law):
                 if p > 0:
                     ended = asked.ends((*tokens, token))
@@ -243,6 +335,7 @@ class CanvasReading:
         blanks = blanks_of(asked.canvas)
         logits_V = self.target.logits(*self.context(state, position, kept, blanks)).clone()
         logits_V[self.mask] = -torch.inf
+        logits_V = asked.left(logits_V, state, position)
         decided = [token for token in (state[i] for i in blanks) if token is not None]
         law = asked.law(logits_V, decided, blanks.index(position))
         return law, logits_V.softmax(-1).tolist()
@@ -287,7 +380,14 @@ def written(state: State, blanks: list[int], stops: frozenset[int]) -> tuple[int
 
 
 def stepwise_law(
-    reading: CanvasReading, prompt: Prompt, *, eos: Sequence[int] = (), **options: Any
+    reading: CanvasReading,
+    prompt: Prompt,
+    *,
+    eos: Sequence[int] = (),
+    first: First | None = None,
+    spelled: Sequence[bytes] | None = None,
+    holes: Holes = None,
+    **options: Any,
 ) -> Law:
     """The law of stepwise decoding of a masked model, from its definition.
 
@@ -297,9 +397,13 @@ def stepwise_law(
     others. Under a cache policy, rows outside the block hold what they saw at the last refresh.
     """
     asked = Asked(prompt, Sampling(**options), eos, reading.mask)
+    asked.constrain(spelled, holes)
     blanks = blanks_of(asked.canvas)
     finished: Law = defaultdict(float)
-    states: dict[tuple[State, KeptKeys | None], float] = {(asked.canvas, None): 1.0}
+    begun: State = asked.canvas
+    if first is not None:
+        begun = (*begun[: blanks[0]], first.token, *begun[blanks[0] + 1 :])
+    states: dict[tuple[State, KeptKeys | None], float] = {(begun, None): 1.0}
     while states:
         (state, kept), probability = states.popitem()
         tokens = written(state, blanks, asked.stops)

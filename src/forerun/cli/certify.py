@@ -78,12 +78,22 @@ def certify(flags: CertifyFlags, options: MethodOptions) -> None:
 
 
 def _enumerate(method: str, options: MethodOptions, as_json: bool) -> bool:
-    from forerun.certify.cases import cases_with, claims_of, constrained_cases
+    from forerun.certify.cases import (
+        canvas_cases,
+        cases_with,
+        claims_of,
+        constrained_cases,
+        healed_cases,
+    )
     from forerun.certify.enumeration import CERTAIN
 
     cases = cases_with(method, options)
+    if not options:
+        cases += healed_cases(method)
     if not options and find_spec("llguidance") is not None:
         cases += constrained_cases(method)
+    if not options and find_spec("outlines_core") is not None:
+        cases += canvas_cases(method)
     promises = [claim.reason for claim in claims_of(method, cases) if claim.reason]
     certificates = []
     with progress_bar("enumerating every outcome") as progress:

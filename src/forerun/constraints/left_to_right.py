@@ -41,6 +41,8 @@ class LeftToRight(Generic[State]):
         self._failure = ""
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
+            if language.error:
+                raise BadOption(f"the constraint cannot be followed: {language.error}.")
             raise BadOption(
                 "the constraint cannot be begun: no token spells the beginning of what it asks "
                 "for, or allowed_tokens has none of those that do."
@@ -108,6 +110,20 @@ class LeftToRight(Generic[State]):
             self._state = self.language.advance(self._state, token)
             if self._state is not None:
                 self.language.settle(self._state)
+
+    def first(self, before: Sequence[int] = ()) -> np.ndarray:
+        """The tokens that may come next, or after some more, and do not end the text, as a
+        bitmask; nothing after tokens that are not allowed."""
+        states = self._states(before, len(before))
+        if len(states) <= len(before):
+            return np.zeros_like(self._ordinary_W)
+        return self._mask(states[-1]) & self._ordinary_W
+
+    def begin(self, position: int, tokens: Sequence[int]) -> None:
+        """The token at the first blank is decided, and says what these tokens say."""
+        for token in tokens:
+            self.next = position
+            self.add(position, token)
 
     def replace(self, position: int, token: int) -> None:
         raise AssertionError("a text from left to right is not edited")

@@ -14,6 +14,8 @@ from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
 WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
+LARGEST = 2**62  # integer that bounds are narrowed to
+DATA = ("const", "enum", "default", "examples")  # what is no schema inside a schema
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 5_000_000,
@@ -72,6 +74,24 @@ class _Matcher:
         return self._matcher.compute_ff_tokens()
 
 
+def within_reach(schema: Any) -> Any:
+    """The same schema, its integers held to what the engine can count. It fails where one may be
+    as low as an integer of 64 bits."""
+    if isinstance(schema, list):
+        return [within_reach(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {k: part if k in DATA else within_reach(part) for k, part in schema.items()}
+    if schema.get("type") == "integer":
+        for name in ("minimum", "exclusiveMinimum"):
+            if isinstance(found.get(name), int | float) and found[name] < -LARGEST:
+                found[name] = -LARGEST
+        for name in ("maximum", "exclusiveMaximum"):
+            if isinstance(found.get(name), int | float) and found[name] > LARGEST:
+                found[name] = LARGEST
+    return found
+
+
 def _grammar(spec: ConstraintSpec) -> str:
     import llguidance
 
@@ -80,7 +100,8 @@ def _grammar(spec: ConstraintSpec) -> str:
         return llguidance.grammar_from("lark", f"start: CHOICE\nCHOICE: {ways}")
     try:
         if spec.kind == "json":
-            return llguidance.LLMatcher.grammar_from_json_schema(spec.text, defaults=WHITESPACE)
+            text = json.dumps(within_reach(json.loads(spec.text)), ensure_ascii=False)
+            return llguidance.LLMatcher.grammar_from_json_schema(text, defaults=WHITESPACE)
         form = "gbnf" if spec.kind == "ebnf" else spec.kind
         return llguidance.grammar_from(form, spec.text)  # type: ignore[arg-type]
     except ValueError as error:

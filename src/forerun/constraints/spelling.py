@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,11 @@ class Spelling:
 
     def __init__(self, tokens: Sequence[bytes | None]):
         self.tokens = tokens
-        self.levels = _levels(tokens)
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """The tree of all tokens, which only canvases need."""
+        return _levels(self.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ from forerun.errors import BadOption
 
 SECONDS = 10  # that a grammar may take to compile
 MEGABYTES = 8192  # of addresses, most of which the libraries take
+# Of work while decoding, in seconds of the processor: for one mask or token, and for a whole text.
+MOST_AT_ONCE = 1.0
+MOST_IN_ALL = 30.0
 
 
 class Compiler:
@@ -102,16 +108,39 @@ class _Matcher:
         vocab = vocabulary.size
         self._ordinary_W = bitmask_without([end] if end < vocab else [], vocab)
         self._buffer_1W = np.zeros((1, words(max(vocab, end + 1))), np.int32)
+        self._spent = 0.0
+        self._error = ""
+
+    @contextmanager
+    def _within_limits(self) -> Iterator[None]:
+        """xgrammar cannot be stopped inside a call. After one that took too long there is no
+        other."""
+        began = time.thread_time()
+        yield
+        spent = time.thread_time() - began
+        self._spent += spent
+        if spent > MOST_AT_ONCE or self._spent > MOST_IN_ALL:
+            self._error = (
+                f"xgrammar needs more than {MOST_AT_ONCE:g} s for a token or {MOST_IN_ALL:g} s for "
+                f"a text"
+            )
 
     def consume(self, token: int) -> bool:
-        return self._matcher.accept_token(token)
+        if self._error:
+            return False
+        with self._within_limits():
+            return self._matcher.accept_token(token)
 
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)
 
     def allowed(self) -> np.ndarray:
         self._buffer_1W[:] = -1  # where everything is allowed, it is left as it is
-        self._matcher.fill_next_token_bitmask(self._buffer_1W)
+        if not self._error:
+            with self._within_limits():
+                self._matcher.fill_next_token_bitmask(self._buffer_1W)
+        if self._error:
+            return np.zeros_like(self._ordinary_W)
         return self._buffer_1W[0, : len(self._ordinary_W)] & self._ordinary_W
 
     def accepts(self) -> bool:
@@ -119,7 +148,7 @@ class _Matcher:
 
     @property
     def error(self) -> str:
-        return ""
+        return self._error
 
     def guess(self) -> list[int]:
         return self._vocabulary.encode(self._matcher.find_jump_forward_string())

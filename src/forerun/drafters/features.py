@@ -101,11 +101,10 @@ def names_drafter(draft: object) -> bool:
     """Does `draft=` name a drafter that looks into its target?"""
     if not isinstance(draft, str):
         return getattr(getattr(draft, "family", None), "name", None) == "features"
-    return (
-        draft in (AUTO, "features")
-        or draft.endswith(SUFFIX)
-        or is_checkpoint(Path(draft).expanduser())
-    )
+    # 'zoo:drafter' is a model of its own
+    shipped = draft.endswith(SUFFIX) and not draft.startswith("zoo:")
+    by_name = draft in (AUTO, "features") or shipped
+    return by_name or is_checkpoint(Path(draft).expanduser())
 
 
 def is_checkpoint(folder: Path) -> bool:

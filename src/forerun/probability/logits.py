@@ -45,10 +45,14 @@ class TokenHistory:
         self.adds_to_logits = sampling.edits_logits or bool(forbidden)
         self.generated = 0
         self.in_output_V = np.zeros(vocab if sampling.penalised else 0, np.int32)
-        self.in_prompt_V = np.zeros_like(self.in_output_V)
-        if sampling.penalised:
-            np.add.at(self.in_prompt_V, prompt[prompt < vocab], 1)
+        self.begin(prompt)
         self._static: Tensor | None = None
+
+    def begin(self, prompt: np.ndarray) -> None:
+        """Take these tokens for the prompt."""
+        self.in_prompt_V = np.zeros_like(self.in_output_V)
+        if self.sampling.penalised:
+            np.add.at(self.in_prompt_V, prompt[prompt < self.vocab], 1)
 
     @property
     def edits_logits(self) -> bool:

@@ -28,6 +28,12 @@ class Detokenizer:
         self._written = 0  # how many tokens of the window are in the text
         self._before = ""  # and what they say
 
+    def begin_after(self, tokens: Sequence[int], said: str) -> None:
+        """What comes follows these tokens, of which this much is said and not to be written."""
+        self._window = list(tokens)
+        self._written = len(tokens)
+        self._before = said
+
     def push(self, token: int) -> None:
         self._window.append(token)
         whole = self.decode(self._window)
@@ -47,12 +53,13 @@ class Detokenizer:
 
     def push_all(self, tokens: list[int]) -> None:
         """All tokens of a text at once, which is much faster than one after the other."""
-        whole = self.decode(tokens)
+        whole = self.decode([*self._window, *tokens])[len(self._before) :]
         if REPLACEMENT in whole:  # broken characters depend on what they were decoded with
             for token in tokens:
                 self.push(token)
         else:
             self._write(whole)
+            self._window = []
 
     def _write_up_to(self, count: int, said: str) -> None:
         self._write(said[len(self._before) :])

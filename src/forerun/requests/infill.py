@@ -28,7 +28,7 @@ from forerun.requests.model import DecodableModel
 from forerun.requests.prompts import as_list, check_text
 from forerun.requests.request import DecodeRequest
 from forerun.requests.result import Promise, Result
-from forerun.requests.structure import never_written
+from forerun.requests.structure import check_no_engine, never_written
 from forerun.sequence.canvas import BLANK, Canvas
 
 MARKER = re.compile(r"(\\*)<\|fill(?::([^|>]*))?\|>")
@@ -378,6 +378,7 @@ def check_infill(model: DecodableModel, options: Mapping[str, Any]) -> None:
             f"blocks, and cannot look past a hole. Infilling needs an any-subset or masked model, "
             f"such as 'zoo:any-subset'."
         )
+    check_no_engine(options.get("grammar_engine"))
     for name in MEANINGLESS:
         if options.get(name):
             raise BadOption(

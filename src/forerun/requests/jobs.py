@@ -18,14 +18,18 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.healing import Healing
 from forerun.constraints.holes import Hole
+from forerun.constraints.left_to_right import LeftToRight
 from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
 from forerun.errors import BadOption, ForerunError
+from forerun.methods.healing import Healed, heal
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
+from forerun.requests.healing import Onset, respelled, said_before
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
@@ -61,15 +65,20 @@ class Job:
         streams: bool = False,
         forbidden: frozenset[int] = frozenset(),
         holes: Sequence[Hole] = (),
+        healing: Healing | None = None,
     ):
         self.model = model
         self.request = request
         self.drafter = drafter
+        self.forbidden = forbidden
         self.holes = holes
+        self.healing = healing
         self.prompt = [token for token in canvas if token != BLANK]
+        self.respelled: list[TokenLogprob] = []  # the healed end of the prompt
         self.streams = streams
         self.stopped_by: str | int | None = None
         self.first_token_at: float | None = None
+        self._spoken: tuple[Sequence[int], str] = ((), "")  # what the output follows
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
         self.detokenizer: Detokenizer | None = None
@@ -83,17 +92,82 @@ class Job:
             forbidden,
             constraint_of(model, request, canvas, forbidden, holes),
         )
+        if healing is not None:
+            canvas = [*healing.kept, *[BLANK] * (len(canvas) - len(healing.kept))]
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
-        if isinstance(history.constraint, OnCanvas) and not history.constraint.possible:
-            self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
+        self._check_possible()
         self.ticket = Ticket(self.seq, self._start)
 
+    def _check_possible(self) -> None:
+        constraint = self.seq.history.constraint
+        if isinstance(constraint, OnCanvas) and not constraint.possible:
+            self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
+
     def _start(self) -> DecodingCoroutine:
+        return self._decode() if self.healing is None else self._heal_and_decode(self.healing)
+
+    def _decode(self) -> DecodingCoroutine:
         arguments = {} if self.drafter is None else {"drafter": self.drafter}
         run = self.request.method.run
         return run(self.seq, self.model.handle(), self.request.options, **arguments)
+
+    async def _heal_and_decode(self, healing: Healing) -> None:
+        """Choose the end of the prompt anew, and go on from there. Tokens that write the prompt
+        only are the prompt's; the one that writes more is the first of the output."""
+        history = self.seq.history
+        constraint = history.constraint
+        history.constraint = None  # it speaks of what follows the prompt
+        onset = None if constraint is None else Onset(healing, constraint)
+        usable = None if onset is None else onset.usable()
+        healed = await heal(self.seq, self.model.handle(), healing, usable)
+        over = healing.over(healed.cover.spelling, healed.cover.token)
+        self._begin_after(healing, healed, over)
+        if over:
+            self._fill_first(healed, over)
+        if constraint is not None:
+            self._constrain([] if onset is None else onset.spell(over))
+        if not self.seq.done:
+            await self._decode()
+
+    def _begin_after(self, healing: Healing, healed: Healed, over: bytes) -> None:
+        """Take what the cover writes of the prompt for the prompt."""
+        spelling = healing.spellings[healed.cover.spelling]
+        tokens = [*spelling, *([] if over else [healed.cover.token])]
+        room = len(self.seq.tokens) - len(self.prompt)
+        self.prompt = [*healing.kept, *tokens]
+        self.respelled = respelled(healing, healed, tokens)
+        self.seq.history.begin(np.asarray(self.prompt, np.int64))
+        self.seq.begin([*self.prompt, *[BLANK] * room])
+        self._spoken = said_before(self.model, healing, tokens)
+        if self.detokenizer is not None:
+            self.detokenizer.begin_after(*self._spoken)
+
+    def _fill_first(self, healed: Healed, over: bytes) -> None:
+        """Write the token that goes beyond the prompt."""
+        position = len(self.prompt)
+        row = healed.cover.spelling
+        record = self.seq.logprobs
+        if record.wanted:
+            laws = (healed.logits_NV[row : row + 1], healed.law_NV[row : row + 1])
+            record.answered(healed.branch, [position], *laws)
+        self.seq.fill([position], [healed.cover.token], "healed", branches=[healed.branch])
+        if record.wanted:
+            record.entries[-1]["text"] = over.decode(errors="replace")
+
+    def _constrain(self, first: Sequence[int]) -> None:
+        """Hold what follows the prompt to the request's constraint, which takes the token that is
+        written already, if one is, for these."""
+        canvas = [*self.prompt, *[BLANK] * len(self.seq.blanks)]
+        constraint = constraint_of(self.model, self.request, canvas, self.forbidden, self.holes)
+        assert constraint is not None, "there was one"
+        if first and isinstance(constraint, LeftToRight):
+            constraint.begin(len(self.prompt), first)
+        self.seq.history.constraint = constraint
+        self._check_possible()
+        if first and not self.seq.done and self._is_complete():
+            self.seq.finish_reason = "stop"
 
     def _ending(self, token: int) -> str | None:
         """Why the text ends with this token, if it does."""
@@ -141,6 +215,7 @@ class Job:
     def _finished_detokenizer(self) -> Detokenizer:
         if self.detokenizer is None:
             self.detokenizer = Detokenizer(self.model.decode)
+            self.detokenizer.begin_after(*self._spoken)
             self.detokenizer.push_all(self.seq.output)
         self.detokenizer.finish()
         return self.detokenizer
@@ -256,14 +331,22 @@ class Completion:
             results = [replace(r, tool_calls=parse_calls(r.text, form)[1]) for r in results]
         if not self.told:
             return results
-        found = self.scoring.entries if self.scoring is not None else []
-        entries = with_texts(self.jobs[0].model, found)
-        unknown = [None] * (len(self.prompt) - len(entries))
         error = self.scoring.ticket.error if self.scoring else None
         return [
-            replace(one, prompt_logprobs=[*unknown, *entries], error=one.error or error)
-            for one in results
+            replace(one, prompt_logprobs=self._of_prompt(job), error=one.error or error)
+            for job, one in zip(self.jobs, results)
         ]
+
+    def _of_prompt(self, job: Job) -> list[TokenLogprob | None]:
+        """The log-probabilities of a prompt's tokens, up to where its end was healed as they were
+        scored, and from there as the model said then."""
+        found = self.scoring.entries if self.scoring is not None else []
+        unknown = [None] * (len(self.prompt) - len(found))
+        kept = len(job.prompt) - len(job.respelled)
+        entries: list[TokenLogprob | None] = [*unknown, *found]
+        if job.prompt != self.prompt:
+            entries = [*entries[:kept], *job.respelled]
+        return [one and with_texts(job.model, [one])[0] for one in entries]
 
 
 class Failed:

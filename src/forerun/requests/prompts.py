@@ -15,6 +15,11 @@ DEFAULT_MAX_TOKENS = 128
 Message = Mapping[str, Any]
 
 
+class Tokenised(list[int]):
+    """The token ids of a text as its tokenizer wrote them. Where the text ends, no token need end:
+    what was given as token ids is taken as it is, and this may be healed."""
+
+
 class Prompts(NamedTuple):
     """The token ids of every prompt, or what is wrong with it; and whether a list was given."""
 
@@ -121,6 +126,8 @@ def _token_ids(
     try:
         if template is None:
             ids = encode(model, prompt)
+            if isinstance(prompt, str | Tokenised):
+                ids = Tokenised(ids)
         else:
             ids = encode(model, chat_text(model, prompt, template), special=False)
         check_not_empty(ids, model)

@@ -124,8 +124,8 @@ def _pair(model: DecodableModel, prompt: Any, continuation: Any) -> tuple[list[i
 
 
 def with_texts(model: DecodableModel, entries: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-    """The same, with the text of every token. A part of a character has the mark for one that is
-    broken."""
+    """The same, with the text of every token, where it is not told already. A part of a character
+    has the mark for one that is broken."""
 
     def text(token: int) -> str:
         return model.decode([token], special=True)
@@ -133,7 +133,7 @@ def with_texts(model: DecodableModel, entries: Sequence[TokenLogprob]) -> list[T
     return [
         {
             **entry,
-            "text": text(entry["token"]),
+            "text": entry["text"] if "text" in entry else text(entry["token"]),
             "top": [{**other, "text": text(other["token"])} for other in entry["top"]],
         }
         for entry in entries

@@ -12,7 +12,7 @@ from forerun.constraints.canvas import OnCanvas, Stretch
 from forerun.constraints.engines import Grammar, compiled
 from forerun.constraints.holes import Hole, automaton_of, ending_stretch
 from forerun.constraints.left_to_right import LeftToRight
-from forerun.constraints.spec import ConstraintSpec
+from forerun.constraints.spec import ENGINES, ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 from forerun.options import Sampling
@@ -79,6 +79,15 @@ def never_written(
     return every & (never if allowed is None else never | (every - set(allowed)))
 
 
+def check_no_engine(engine: str | None) -> None:
+    """Refuse an engine for grammars where none reads the constraint."""
+    if engine not in (None, ENGINES[0]):
+        raise BadOption(
+            f"grammar_engine={engine!r}: in holes and on canvases constraints are regular, "
+            f"and no engine reads them. Leave grammar_engine out."
+        )
+
+
 def _on_canvas(
     model: DecodableModel,
     request: DecodeRequest,
@@ -97,6 +106,7 @@ def _on_canvas(
             if one is not None
         ]
     elif spec is not None:
+        check_no_engine(spec.engine)
         ends = (stop_tokens(model, request.sampling) & set(range(model.vocab))) - never
         automaton = hole_automaton(model, spec, never | ends)
         first = list(canvas).index(BLANK)

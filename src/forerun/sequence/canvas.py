@@ -40,7 +40,8 @@ class Draw(Generic[O]):
 
 
 class Canvas:
-    """A canvas of tokens with blanks. Only `fill` and `edit` change it, and both leave a trace.
+    """A canvas of tokens with blanks. Once begun, only `fill` and `edit` change it, and both leave
+    a trace.
 
     Generating fills a suffix; infilling fills holes. `ending(token)` says why the decided prefix
     ends with this token, if it does.
@@ -55,9 +56,6 @@ class Canvas:
         seed: int = 0,
         sample: int = 0,
     ):
-        self.tokens = np.array(tokens, dtype=np.int32)
-        self.blanks = np.flatnonzero(self.tokens == BLANK)  # positions to fill, from left to right
-        self.given = np.flatnonzero(self.tokens != BLANK)
         self.history = history
         self.ending = ending
         self.trace = Trace()
@@ -66,10 +64,20 @@ class Canvas:
         self.noise_key = mix(seed, sample)
         self.draws = 0
         self.finish_reason: str | None = None
+        self.begin(tokens)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Take these tokens and blanks for the canvas as it was given; nothing is decided yet. A
+        prompt whose end is chosen anew comes to be so."""
+        self.tokens = np.array(tokens, dtype=np.int32)
+        self.blanks = np.flatnonzero(self.tokens == BLANK)  # positions to fill, from left to right
+        self.given = np.flatnonzero(self.tokens != BLANK)
         self.final_end = len(self.tokens)  # tokens from here on may still be edited
         self.known = self._first_blank_from(0)  # everything before this position is final
         self._filled = 0  # blanks that are final, from the left
         self._decided = 0  # blanks that are decided, wherever they are
+        if self.recorder is not None:
+            self.recorder.begin(self.tokens.tolist(), BLANK)
 
     def _first_blank_from(self, start: int) -> int:
         blanks = np.flatnonzero(self.tokens[start:] == BLANK)

@@ -44,6 +44,13 @@ class Recorder:
         self._drafted: dict[int, tuple[int, Tensor | None]] = {}
         self.lines.append({"kind": "start", **start})
 
+    def begin(self, tokens: Sequence[int], blank: int) -> None:
+        """The canvas as it was given is another."""
+        self.lines[0] = {
+            **self.lines[0],
+            "tokens": [None if token == blank else token for token in tokens],
+        }
+
     def answered(
         self,
         chains: Sequence[Sequence[int]],

@@ -225,8 +225,14 @@ class Completions(Answer):
         entries: list[TokenLogprob | None] = list(result.prompt_logprobs or [])
         ids = list(result.prompt_ids) if self.body.echo else []
         if not self._silent:
-            entries += result.logprobs or []
-            ids += [entry["token"] for entry in result.logprobs or []]
+            written = result.logprobs or []
+            if self.body.echo and written:
+                # A token that heals the prompt's end is told whole: no other has its first bytes.
+                bare: TokenLogprob = {**written[0]}
+                bare.pop("text", None)
+                written = [*with_texts(self.decoding.model, [bare]), *written[1:]]
+            entries += written
+            ids += [entry["token"] for entry in written]
         return answers.completion_logprobs(self.tokenizer, entries, ids)
 
     def usage(self, results: list[list[Result]]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ SAMPLING = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "heal",
     "seed",
     "n",
 )
@@ -109,6 +110,7 @@ class Sampled(Wire):
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
+    heal: bool | None = None
     seed: Seed | None = None
     n: Count | None = None
     stream: bool | None = None

@@ -387,7 +387,7 @@ class DrafterRun:
         rows = x_BASE[:, :, :-1] if self.shape.autoregressive else x_BASE[:, :, 1:]
         rows = rows.reshape(-1, self.shape.hidden)
         markov = self._markov(tokens[..., :-1]) if self.drafter.markov_head is not None else None
-        loss = head_loss(rows, self.target.weights.head, labels, weights, markov)
+        loss = head_loss(rows, self.target.head_EV, labels, weights, markov)
         return loss / weights.sum().clamp(min=1)
 
     def _markov(self, before_BAS: Tensor) -> tuple[Tensor, Tensor]:
@@ -437,7 +437,7 @@ class DrafterRun:
         count = torch.zeros_like(blocks.anchors_BA)
         for slot in range(1, slots):
             row = x_BASE[:, :, slot - 1 if self.shape.autoregressive else slot]
-            logits = row @ self.target.weights.head
+            logits = row @ self.target.head_EV
             if corrected and self.drafter.markov_head is not None:
                 # where all before agree, the drafted token before is the text's
                 logits = logits + self.drafter.markov_head(tokens[..., slot - 1]).to(self.dtype)

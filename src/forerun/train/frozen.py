@@ -8,7 +8,7 @@ heads, D head size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from forerun.backbones import lean
-from forerun.backbones.lean import LeanBackbone
+from forerun.backbones.lean import Layer, LeanBackbone
 from forerun.errors import NotAble
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class FrozenTarget:
                 f"a drafter with features is trained for {', '.join(lean.SHAPES)}, "
                 f"not yet for '{network.config.model_type}'."
             )
-        # its matrices are plain tensors: nothing is quantised here
-        self.weights: Any = LeanBackbone(network, network.config.vocab_size, context)
+        self.weights = LeanBackbone(network, network.config.vocab_size, context)
         self.context = context
 
     def features(self, tokens_BL: Tensor, layers: Sequence[int]) -> Tensor:
@@ -53,9 +52,14 @@ class FrozenTarget:
         return self.head(x)
 
     def head(self, x: Tensor) -> Tensor:
-        return self._norm(x, self.weights.norm) @ self.weights.head
+        return self._norm(x, self.weights.norm) @ self.head_EV
 
-    def _layer(self, layer: Any, x: Tensor) -> Tensor:
+    @property
+    def head_EV(self) -> Tensor:
+        assert isinstance(self.weights.head, Tensor), "weights that are trained on are not packed"
+        return self.weights.head
+
+    def _layer(self, layer: Layer, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
         q, k, v = (part.transpose(1, 2) for part in self._qkv(layer, x, positions))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -82,12 +86,10 @@ class FrozenTarget:
             x = self._rest(layer, x, seen.flatten(1)[:, None])
         return self.head(x)[:, 0]
 
-    def _qkv(self, layer: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, layer: Layer, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, heads, D] each, rotated."""
         weights = self.weights
-        qkv = self._norm(x, layer.norm_attn) @ layer.qkv
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias
+        qkv = _times(self._norm(x, layer.norm_attn), layer.qkv, layer.qkv_bias)
         heads, key_heads = weights.heads, weights.key_heads
         q, k, v = qkv.unflatten(-1, (-1, weights.head_dim)).split([heads, key_heads, key_heads], -2)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -97,13 +99,20 @@ class FrozenTarget:
         half = weights.head_dim // 2
         return q * cos + q.roll(half, -1) * sin, k * cos + k.roll(half, -1) * sin, v
 
-    def _rest(self, layer: Any, x: Tensor, seen: Tensor) -> Tensor:
-        x = x + (seen @ layer.out if layer.out_bias is None else seen @ layer.out + layer.out_bias)
-        gate, up = (self._norm(x, layer.norm_mlp) @ layer.gate_up).chunk(2, -1)
-        return x + (F.silu(gate) * up) @ layer.down
+    def _rest(self, layer: Layer, x: Tensor, seen: Tensor) -> Tensor:
+        x = x + _times(seen, layer.out, layer.out_bias)
+        gate_up = _times(self._norm(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+        gate, up = gate_up.chunk(2, -1)
+        return x + _times(F.silu(gate) * up, layer.down, layer.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.weights.eps)
+
+
+def _times(x: Tensor, matrix: object, bias: Tensor | None) -> Tensor:
+    assert isinstance(matrix, Tensor), "weights that are trained on are not packed"
+    product = x @ matrix
+    return product if bias is None else product + bias
 
 
 class Cache:

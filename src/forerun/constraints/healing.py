@@ -1,0 +1,202 @@
+"""Token healing: a text may end where no token does.
+
+The tokenizer writes `def f():\\n` with a line break for its last token. A model that was trained on
+whole files has rarely seen that token before an indentation, as the break and the spaces after it
+are one token. So the last tokens of a prompt are taken back, and chosen anew among all that have
+its bytes.
+
+**The healing point** is the earliest boundary between two tokens, at most `MOST_BACK` before the
+end, from which some token writes all the rest of the prompt and more. The tokens before it are
+kept. If there is none, the prompt needs no healing.
+
+**A cover** of the rest is a spelling of a beginning of it, and one token that writes what is left
+and maybe more. The spellings are those that the tokenizer has: for every beginning of the rest, cut
+between two characters, what it writes in this place; those that the prompt itself begins with; and
+every beginning of these.
+
+**The law** of covers is the model's: each has the probability that the model writes its tokens
+after the kept ones, divided by that of all covers together. `probability/covers.py` says what
+sampling parameters do to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from forerun.constraints.spelling import Spelling, spelling_of
+from forerun.constraints.vocabulary import Vocabulary
+from forerun.errors import NotAble
+
+MOST_BACK = 4  # tokens that may be taken back
+MOST_SPELLINGS = 32
+WINDOW = 8  # tokens before the healing point that the tokenizer is shown again
+
+
+class TokenIndex:
+    """Which tokens begin with some bytes."""
+
+    def __init__(self, spelling: Spelling):
+        self.spelling = spelling
+        ids = [token for token, text in enumerate(spelling.tokens) if text]
+        ids.sort(key=lambda token: spelling.tokens[token] or b"")
+        self._ids = np.array(ids, np.int64)
+        self._texts = [spelling.tokens[token] or b"" for token in ids]
+
+    def spelled(self, token: int) -> bytes:
+        """What a token writes; nothing where it stands for no text."""
+        known = 0 <= token < len(self.spelling)
+        return (self.spelling.tokens[token] or b"") if known else b""
+
+    def writing(self, text: bytes) -> np.ndarray:
+        """The tokens that write this and nothing else."""
+        first, exact, _ = self._range(text)
+        return self._ids[first:exact]
+
+    def beyond(self, text: bytes) -> np.ndarray:
+        """The tokens that write this and more."""
+        _, exact, last = self._range(text)
+        return self._ids[exact:last]
+
+    def _range(self, text: bytes) -> tuple[int, int, int]:
+        """Where the tokens that begin with a text are, those that have no more first."""
+        first = bisect_left(self._texts, text)
+        exact = bisect_left(self._texts, text + b"\0")
+        # Text is UTF-8, in which no byte is 255.
+        last = bisect_left(self._texts, text[:-1] + bytes([text[-1] + 1]))
+        return first, exact, last
+
+
+def token_index(vocabulary: Vocabulary) -> TokenIndex:
+    """The index of a model's tokens, made once."""
+    return vocabulary.once(TokenIndex, lambda: TokenIndex(spelling_of(vocabulary)))
+
+
+@dataclass(frozen=True, eq=False)
+class Healing:
+    """A prompt whose last tokens are chosen anew."""
+
+    index: TokenIndex
+    kept: list[int]
+    taken: list[int]  # back: what the tokenizer wrote behind the healing point
+    rest: bytes  # and what that says
+    # Spellings of beginnings of the rest, each behind its own beginnings.
+    spellings: Sequence[tuple[int, ...]]
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """For each spelling, the one that is a token shorter; of none at all, itself."""
+        number = {spelling: i for i, spelling in enumerate(self.spellings)}
+        return [number[spelling[:-1]] for spelling in self.spellings]
+
+    @cached_property
+    def left(self) -> list[bytes]:
+        """What of the rest each spelling leaves."""
+        spell = self.index.spelling.spell
+        return [self.rest[len(spell(spelling)) :] for spelling in self.spellings]
+
+    def over(self, spelling: int, token: int) -> bytes:
+        """What a token that covers what a spelling leaves writes beyond the prompt."""
+        return self.index.spelled(token)[len(self.left[spelling]) :]
+
+    def chains(self) -> list[tuple[int, ...]]:
+        """Spellings that, with their beginnings, are all spellings. The prompt's own comes first:
+        what is computed for it is kept."""
+        own = tuple(self.taken[:-1])
+        shorter = {one[:i] for one in self.spellings for i in range(len(one))}
+        return [own, *(one for one in self.spellings if one not in shorter and one != own)]
+
+
+def healing_of(vocabulary: Vocabulary, ids: Sequence[int], least: int) -> Healing | None:
+    """How the end of a prompt is healed, `least` tokens being kept in any case; None where nothing
+    is to be healed, or what tokens write is not known."""
+    try:
+        index = token_index(vocabulary)
+    except NotAble:
+        return None
+    point = _healing_point(index, ids, least)
+    if point is None:
+        return None
+    kept = list(ids[:point])
+    taken = list(ids[point:])
+    rest = index.spelling.spell(taken)
+    return Healing(index, kept, taken, rest, _spellings(vocabulary, index, kept, taken, rest))
+
+
+def _healing_point(index: TokenIndex, ids: Sequence[int], least: int) -> int | None:
+    found = None
+    rest = b""
+    for point in range(len(ids) - 1, max(least, len(ids) - MOST_BACK) - 1, -1):
+        text = index.spelled(ids[point])
+        if not text:  # a special token: nothing is taken back across it
+            break
+        rest = text + rest
+        if _is_text(rest) and len(index.beyond(rest)):
+            found = point
+    return found
+
+
+def _is_text(said: bytes) -> bool:
+    """Does it begin and end with whole characters?"""
+    try:
+        said.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _spellings(
+    vocabulary: Vocabulary,
+    index: TokenIndex,
+    kept: Sequence[int],
+    taken: Sequence[int],
+    rest: bytes,
+) -> list[tuple[int, ...]]:
+    """The prompt's own spelling and the tokenizer's of every beginning, with all their beginnings,
+    shorter ones first."""
+    own = tuple(taken[:-1])
+    found = {own[:i] for i in range(len(own) + 1)}
+    theirs = sorted(_cut_spellings(vocabulary, index, kept, taken, rest), key=len)
+    for spelling in theirs:
+        more = {spelling[:i] for i in range(len(spelling) + 1)}
+        if len(found | more) <= MOST_SPELLINGS:
+            found |= more
+    return sorted(found, key=lambda one: (len(one), one))
+
+
+def _cut_spellings(
+    vocabulary: Vocabulary,
+    index: TokenIndex,
+    kept: Sequence[int],
+    taken: Sequence[int],
+    rest: bytes,
+) -> Iterable[tuple[int, ...]]:
+    """What the tokenizer writes behind the healing point, if the text ends sooner."""
+    before = _text_before(index, kept)
+    text = rest.decode()
+    whole = vocabulary.encode(before + text)
+    point = len(whole) - len(taken)
+    if whole[point:] != list(taken):  # it writes otherwise here: nothing is known of cuts
+        return
+    for end in range(1, len(text)):
+        cut = vocabulary.encode(before + text[:end])
+        behind = tuple(cut[point:])
+        if cut[:point] == whole[:point] and index.spelling.spell(behind) == text[:end].encode():
+            yield behind
+
+
+def _text_before(index: TokenIndex, kept: Sequence[int]) -> str:
+    """Some text before the healing point, which tells the tokenizer where it is."""
+    said = b""
+    for token in reversed(kept[-WINDOW:]):
+        text = index.spelled(token)
+        if not text:
+            break
+        said = text + said
+    while not _is_text(said):
+        said = said[1:]  # the rest of a character whose beginning is further back
+    return said.decode()
