@@ -8,17 +8,21 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak load conformance mutants lint bench readme docs release hooks clean
+.PHONY: help demo test architectures soak load conformance mutants lint bench readme docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/installed       ## decode with every method and look at a trace
 	$(BIN)/python bench/demo.py
 
 test: .venv/dev             ## run the whole suite, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+architectures: .venv/dev    ## try every causal architecture of transformers, 5 minutes: docs/models.md has the last one
+	$(BIN)/python bench/architectures.py --write
+	$(BIN)/python -m tests.published --write
 
 soak: .venv/dev             ## an hour of random lives of the engine: docs/certification.md has the last one
 	$(BIN)/python -m tests.soak --minutes 60 --json .venv/soak.json

@@ -1,29 +1,35 @@
 """Which causal architectures of the installed `transformers` decode here as in the library.
 
 Each is built tiny from its own config, with random weights. It counts as equal if `ar` and `lookup`
-write, in float32 and at temperature 0, the tokens of `generate` with its log-probabilities, beside
-another sequence and past its sliding window.
+write, in float32 and at temperature 0, the tokens of `generate` with its log-probabilities, alone,
+beside another sequence, and past its sliding window.
 
     python bench/architectures.py [NAME ...] [--write]
+
+`make architectures` tries all and writes docs/models.md. Verdicts are kept in docs/models.json, so
+that some can be tried again without the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers import __version__ as library_version
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as library_logging
 
 import forerun
 
-MOST_PARAMETERS = 4e6
+MOST_PARAMETERS = 12e6
+KEPT = Path(__file__).parents[1] / "docs" / "models.json"
 CONTEXT = 96
 WINDOW = 16
 PROMPT = [5, 9, 5, 9, 7, 3, 11, 5, 9, 5, 9, 7]
@@ -117,6 +123,31 @@ CHANGES: dict[str, dict[str, Any]] = {
     ),
     "nemotron": dict(num_key_value_heads=2, head_dim=16),
     "phi3": dict(sliding_window=WINDOW),
+    "mllama": dict(
+        text_config=dict(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            cross_attention_layers=[1],
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        ),
+    ),
+    "reformer": dict(
+        is_decoder=True,
+        axial_pos_embds=False,
+        attn_layers=["local", "lsh"],
+        num_hidden_layers=2,
+        attention_head_size=16,
+        feed_forward_size=96,
+        num_buckets=2,
+    ),
+    "mamba2": dict(hidden_size=64, expand=2, head_dim=16, num_heads=8, n_groups=1, state_size=8),
+    "xlm": dict(emb_dim=64, n_heads=4, n_layers=3, n_words=VOCABULARY, causal=True),
     "roc_bert": dict(is_decoder=True, pronunciation_vocab_size=16, shape_vocab_size=16),
     "smollm3": dict(pad_token_id=0),
 }
@@ -132,15 +163,20 @@ class Verdict:
 
 
 def small_config(name: str, **changes: Any) -> Any:
-    """The config of an architecture with small sizes."""
+    """The config of an architecture with small sizes, those of its parts too."""
     kind = CONFIG_MAPPING[name]
     default = kind()
+    parts = {
+        key: small_config(part.model_type).to_dict()
+        for key, part in default.__dict__.items()
+        if isinstance(part, PreTrainedConfig) and part.model_type in CONFIG_MAPPING
+    }
     sizes = {
         key: size
         for key, size in SMALL.items()
         if key in default.__dict__ and (size is None or default.__dict__[key] is not None)
     }
-    return kind(**{**sizes, **CHANGES.get(name, {}), **changes})
+    return kind(**{**sizes, **parts, **CHANGES.get(name, {}), **changes})
 
 
 def build(name: str, **changes: Any) -> Any:
@@ -203,17 +239,20 @@ def judge(name: str, **changes: Any) -> Verdict:
 
 
 def compare(model: forerun.Model, method: str, tokens: list[int], logprobs: list[float]) -> str:
-    """What is wrong with what a method writes, beside another sequence; nothing, if it is equal."""
+    """What is wrong with what a method writes, alone and beside another sequence; nothing, if it
+    is equal."""
     if not tokens:
         return ""
-    prompts = [PROMPT, PROMPT[2:]]
-    options: Any = dict(max_tokens=len(tokens), ignore_eos=True, logprobs=0)
-    found = model.generate(prompts, method=method, **options)[0]
-    if found.token_ids != tokens:
-        return f"{method} writes other tokens"
-    ours = [entry["logprob"] for entry in found.logprobs or ()]
-    error = max(abs(a - b) for a, b in zip(ours, logprobs, strict=True))
-    return "" if error < LARGEST_ERROR else f"{method}: log-probabilities are {error:.2g} off"
+    options: Any = dict(method=method, max_tokens=len(tokens), ignore_eos=True, logprobs=0)
+    for how, prompts in (("alone", [PROMPT]), ("batched", [PROMPT, PROMPT[2:]])):
+        found = model.generate(prompts, **options)[0]
+        if found.token_ids != tokens:
+            return f"{method} writes other tokens, {how}"
+        ours = [entry["logprob"] for entry in found.logprobs or ()]
+        error = max(abs(a - b) for a, b in zip(ours, logprobs, strict=True))
+        if error >= LARGEST_ERROR:
+            return f"{method}: log-probabilities are {error:.2g} off, {how}"
+    return ""
 
 
 def first_line(error: Exception) -> str:
@@ -231,7 +270,7 @@ def judge_all(names: Iterable[str]) -> list[Verdict]:
 
 
 def page(verdicts: list[Verdict]) -> str:
-    """The tables of docs/architectures.md."""
+    """The table of docs/models.md."""
     count = {outcome: [v for v in verdicts if v.outcome == outcome] for outcome in OUTCOMES}
     built = len(verdicts) - len(count["not built"])
     lines = [
@@ -239,35 +278,48 @@ def page(verdicts: list[Verdict]) -> str:
         f"could be built tiny. Of these {len(count['equal'])} are equal, {len(count['refused'])} "
         f"are refused, {len(count['wrong'])} write something else and {len(count['crashed'])} "
         "crash.",
+        "",
+        "| architecture | loads | greedy, float32: alone, batched | how it is driven, or why not |",
+        "|---|---|---|---|",
     ]
-    for driver in dict.fromkeys(v.why for v in sorted(count["equal"], key=lambda v: v.why)):
-        names = ", ".join(f"`{v.name}`" for v in count["equal"] if v.why == driver)
-        lines += ["", f"**Equal, {driver}:** {names}."]
-    for outcome in OUTCOMES[1:]:
-        if count[outcome]:
-            lines += ["", f"| {outcome} | why |", "|---|---|"]
-            lines += [f"| `{v.name}` | {brief(v)} |" for v in count[outcome]]
+    for outcome in OUTCOMES:
+        marks = {"equal": "yes | equal, equal", "wrong": "yes | not equal"}
+        said = marks.get(outcome, f"{outcome} | ")
+        lines += [f"| `{v.name}` | {said} | {brief(v)} |" for v in count[outcome]]
     return "\n".join(lines)
 
 
 def brief(verdict: Verdict) -> str:
-    """The first sentence of a reason, without the name."""
-    why = verdict.why.removeprefix(f"'{verdict.name}' ").partition(". ")[0]
-    return why.replace("|", " ").removesuffix(".")
+    """A reason without the name, and without what it says twice."""
+    why = verdict.why.removeprefix(f"'{verdict.name}' ").removesuffix(".")
+    return why.replace("|", " ").replace("is refused: ", "")
+
+
+def kept() -> dict[str, Verdict]:
+    """What was found before."""
+    if not KEPT.is_file():
+        return {}
+    return {name: Verdict(name, *said) for name, said in json.loads(KEPT.read_text()).items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="architectures; all without any")
-    parser.add_argument("--write", action="store_true", help="write docs/architectures.md")
+    parser.add_argument("--write", action="store_true", help="write docs/models.md")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     library_logging.set_verbosity_error()
-    verdicts = judge_all(arguments.names or ARCHITECTURES)
+    found = {v.name: v for v in judge_all(arguments.names or ARCHITECTURES)}
     if arguments.write:
-        from page import write_tables
+        from page import DOCS, write_part
 
-        write_tables("architectures.md", page(verdicts))
+        found = kept() | found if arguments.names else found
+        verdicts = [found[name] for name in ARCHITECTURES if name in found]
+        rows = {v.name: [v.outcome, v.why] for v in verdicts}
+        KEPT.write_text(json.dumps(rows, indent=0) + "\n")
+        write_part(
+            DOCS / "models.md", page(verdicts), "<!-- architectures -->", "<!-- end of it -->"
+        )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
+import psutil
+
 PROMPTS = [
     "The history of the city of Rome begins",
     "def quicksort(values):\n",
@@ -64,7 +66,7 @@ def rivals(folder: str, port: int, flags: argparse.Namespace) -> list[Rival]:
     ]
     if flags.vllm:
         vllm = [flags.vllm, "serve", folder, "--port", str(port), "--dtype", "float32"]
-        vllm += ["--max-model-len", "512", "--max-num-seqs", "64"]
+        vllm += ["--max-model-len", "512", "--max-num-seqs", "64", *flags.vllm_flags.split()]
         found.append(Rival("vLLM, CPU", vllm, {"VLLM_CPU_KVCACHE_SPACE": "2"}))
     return [one for one in found if not flags.only or flags.only in one.name]
 
@@ -86,7 +88,7 @@ def running(rival: Rival, port: int, log: Path):
                 if urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200:
                     break
             time.sleep(0.5)
-        yield
+        yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -161,13 +163,25 @@ async def load(port: int, model: str, streams: int, flags: argparse.Namespace) -
     return {"seconds": took, "texts": ["".join(pieces) for pieces in answers], "first": first}
 
 
-def measure(port: int, folder: str, flags: argparse.Namespace, tokenizer) -> list[dict]:
+def processor_seconds(process: subprocess.Popen) -> float:
+    """What a server and its helpers have taken: other programs on the machine disturb it less than
+    the time on the clock."""
+    first = psutil.Process(process.pid)
+    times = [each.cpu_times() for each in (first, *first.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def measure(process: subprocess.Popen, flags: argparse.Namespace, tokenizer) -> list[dict]:
     told = []
+    port = flags.port
+    folder = flags.folder
     warm = argparse.Namespace(tokens=4, seconds=8)
     asyncio.run(load(port, folder, 2, warm))
     for streams in flags.streams:
         time.sleep(2)  # what was cut off has left by now
+        before = processor_seconds(process)
         found = asyncio.run(load(port, folder, streams, flags))
+        worked = processor_seconds(process) - before
         ids = tokenizer(found["texts"], add_special_tokens=False)["input_ids"]
         tokens = sum(map(len, ids))
         first = statistics.median(found["first"]) if found["first"] else None
@@ -175,6 +189,7 @@ def measure(port: int, folder: str, flags: argparse.Namespace, tokenizer) -> lis
             {
                 "streams": streams,
                 "tokens_per_second": round(tokens / found["seconds"], 1),
+                "processor_ms_per_token": round(1000 * worked / max(1, tokens), 1),
                 "first_token_seconds": None if first is None else round(first, 2),
                 "answers": len(found["first"]),
             }
@@ -189,7 +204,10 @@ def save_gguf(file: Path, folder: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).save_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    network.hf_quantizer = None  # its weights are plain numbers by now
+    network.config.__dict__.pop("quantization_config", None)
+    network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
 
 
@@ -198,6 +216,7 @@ def main() -> None:
     parser.add_argument("folder", help="a checkpoint; its name in requests too")
     parser.add_argument("--gguf", type=Path, help="write the folder from this file first")
     parser.add_argument("--vllm", help="vLLM's program; without it vLLM is left out")
+    parser.add_argument("--vllm-flags", default="", help="such as --enforce-eager")
     parser.add_argument("--transformers", default=str(Path(sys.executable).parent / "transformers"))
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=48, help="of an answer, at most")
@@ -215,8 +234,8 @@ def main() -> None:
     for rival in rivals(flags.folder, flags.port, flags):
         log = Path(flags.logs) / f"serve-beside-{len(told)}.log"
         try:
-            with running(rival, flags.port, log):
-                told[rival.name] = measure(flags.port, flags.folder, flags, tokenizer)
+            with running(rival, flags.port, log) as process:
+                told[rival.name] = measure(process, flags, tokenizer)
         except (RuntimeError, OSError) as error:
             told[rival.name] = str(error)
         print(rival.name, json.dumps(told[rival.name]), file=sys.stderr, flush=True)

@@ -6,10 +6,14 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -21,6 +25,38 @@ from forerun.options import Sampling
 from forerun.sequence.canvas import BLANK
 
 ROOT = Path(__file__).parents[1]
+
+
+def every_pair(**axes: Mapping[str, Any] | Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test with few combinations in which every two values of different axes meet.
+
+    Most mistakes need two things that come together, hardly any three. An axis is a list of
+    values, or a mapping from names to values.
+    """
+    named = [
+        list(axis.items()) if isinstance(axis, Mapping) else [(str(each), each) for each in axis]
+        for axis in axes.values()
+    ]
+    sizes = [range(len(axis)) for axis in named]
+    places = list(combinations(range(len(named)), 2))
+    meetings = lambda row: {(a, row[a], b, row[b]) for a, b in places}
+    rows = list(product(*sizes))
+    left = set().union(*map(meetings, rows))
+    chosen = []
+    while left:
+        best = max(rows, key=lambda row: len(meetings(row) & left))
+        left -= meetings(best)
+        chosen.append(best)
+    cases = [
+        pytest.param(
+            *(axis[at][1] for axis, at in zip(named, row)),
+            id="-".join(axis[at][0] for axis, at in zip(named, row)),
+        )
+        for row in chosen
+    ]
+    return pytest.mark.parametrize(",".join(axes), cases)
+
+
 ARCHITECTURES = tiny.ARCHITECTURES
 PROMPTS = [
     [10, 20, 30, 10, 20],

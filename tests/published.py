@@ -5,12 +5,14 @@ Ids are as far from the end of the small base vocabulary as the real ones are fr
 theirs. Every folder brings Python files that its config names; they must never run.
 
     python -m tests.published FOLDER [NAME ...]
+    python -m tests.published --write
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -1028,6 +1030,7 @@ def xlnet(name: str) -> Layout:
 
 LAYOUTS = [
     xlnet("xlnet/xlnet-base-cased"),
+    xlnet("xlnet/xlnet-large-cased"),
     xlnet("therealgabeguo/ASARM"),
     mdlm("kuleshov-group/mdlm-owt"),
     sedd("louaaron/sedd-small"),
@@ -1055,14 +1058,78 @@ LAYOUTS = [
 ]
 
 
+TRANSCRIBED = "a transcription of its authors' forward"
+BY_HAND = "a forward written out by hand"
+CHECKED = {
+    "xlnet": "the library's XLNet",
+    "asarm": "the library's XLNet",
+    "mdlm": BY_HAND,
+    "sedd": BY_HAND,
+    "bd3lm": BY_HAND,
+    "diffugpt": BY_HAND,
+    "llada": TRANSCRIBED,
+    "dream": "the library's Qwen2, rows seeing everything",
+    "diffucoder": "the library's Qwen2, rows seeing everything",
+    "diffullama": "the library's Llama, rows seeing everything",
+    "sdar": "the library's Qwen3, in blocks",
+    "fast_dllm": "the library's Qwen2, in blocks",
+    "nemotron": "the library's Ministral 3",
+    "jacobiforcing": "the library's Qwen2",
+    "cllm": "the library's Llama",
+}
+
+
+def table() -> str:
+    """A line for every checkpoint, from loading it."""
+    lines = [
+        "| checkpoint | family | runs as | weights | stops at | chat | forward compared with |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for layout in LAYOUTS:
+            lines.append(_row(layout, layout.write(Path(folder))))
+    return "\n".join(lines)
+
+
+def _row(layout: Layout, place: Path) -> str:
+    import forerun
+
+    m = forerun.load(str(place), lanes=1, max_context=64)
+    family = m.family.name
+    if layout.block is not None:
+        family += f" of {layout.block}"
+    if layout.shifted:
+        family += ", shifted"
+    network: Any = getattr(m.backbone, "model", None)
+    native = type(network).__name__ if network is not None else type(m.backbone).__name__
+    stops = "(GPT-2's)"
+    if m.tokenizer is not None:
+        names = m.tokenizer.convert_ids_to_tokens(sorted(m.eos))
+        stops = ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
+    files = {"whole": "safetensors", "shards": "shards", "bin": ".bin"}[layout.files]
+    chat: dict[str | None, str] = {
+        CHATML_HELLO: "ChatML",
+        SYSTEM + CHATML_HELLO: "ChatML with a system message",
+    }
+    chat |= {HEADERS_HELLO: "headers", ROLES_HELLO: "roles", None: "none"}
+    checked = next(said for key, said in CHECKED.items() if key in layout.name.lower())
+    cells = (f"`{layout.name}`", family, native, files, stops, chat[layout.chat], checked)
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("names", nargs="*", help="as on the hub; all without any")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/models.md")
     arguments = parser.parse_args()
-    for layout in LAYOUTS:
+    for layout in LAYOUTS if arguments.folder else ():
         if not arguments.names or layout.name in arguments.names:
             layout.write(arguments.folder)
+    if arguments.write:
+        from bench.page import DOCS, write_part
+
+        write_part(DOCS / "models.md", table(), "<!-- published -->", "<!-- end of published -->")
 
 
 if __name__ == "__main__":

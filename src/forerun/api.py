@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.backbones.features import FeatureBackbone
+from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.translated import translated
-from forerun.checkpoints import hub, resolve
+from forerun.checkpoints import drafters, hub, resolve
 from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
 from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
 from forerun.drafters.base import Drafter
+from forerun.drafters.features import names_drafter
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine.backbone import Backbone
 from forerun.engine.cache import FOR_SLOTS, available_bytes, check_room, lanes_that_fit
@@ -192,8 +195,7 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
     check_fits(name, tokenizer, config.vocab_size)
     vocab = config.vocab_size
     if tokenizer is not None:  # an embedding may have more rows than there are tokens
-        named = max(token_count(tokenizer), *(token + 1 for token in family.impossible_tokens), 0)
-        vocab = min(vocab, named)
+        vocab = min(vocab, token_count(tokenizer))
     eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:
@@ -242,7 +244,7 @@ def fitting(backbone: Backbone, family: Family, lanes: int, memory: float | None
     # What fits now must still fit when the slots are made.
     room = 0.95 * FOR_SLOTS * available_bytes(backbone.device)
     if memory is not None:
-        room = memory * 2**30
+        room = memory * 2**30 - backbone.bytes_per_lane(PAGE)  # which may be half empty
     contexts = [backbone.context, *range(backbone.context // STEP * STEP, 0, -STEP)]
     return next(
         (c for c in contexts if lanes * backbone.bytes_per_lane(family.slots(c)) <= room),
@@ -861,16 +863,40 @@ class Model:
                 self._add_draft_model(model)
             return model
 
+    def _feature_drafter(self, name: str) -> Model:
+        """A drafter that looks into this model, as a draft model."""
+        if not isinstance(self.backbone, LeanBackbone):
+            raise NotAble(
+                f"draft={name!r} looks into its target, and '{self.name}' does not show its hidden "
+                "states: that is for the Llama shape (llama, mistral, qwen2, qwen3)."
+            )
+        folder = drafters.find_drafter(name, self.name, self.backbone)
+        drafter = drafters.read_drafter(folder, self.backbone.dtype, self.backbone.device)
+        backbone = FeatureBackbone(drafter, self.backbone, name)
+        family = drafters.family_of(drafter, self.vocab)
+        return Model(name, family, backbone, self.tokenizer, lanes=1, threaded=False)
+
+    def _look_into(self, backbone: FeatureBackbone, host: Host) -> None:
+        """Give a drafter's rows the hidden states that this model's forwards leave in its slots."""
+        self.host.ask_features(backbone.drafter.shape.target_layers)
+        host.looks_into = self.host
+        backbone.source = self.host.slots
+
     def _add_draft_model(self, model: Model) -> None:
         family, backbone = translated(self, model)
         context = min(self.context, model.context)
         size = backbone.bytes_per_lane(family.slots(context))
         if self.engine.slots is None:
             check_room(self.engine.lanes, context, size, backbone.device)
-        self._draft_hosts[model] = (family, self._add(family, backbone, context))
+        host = self._add(family, backbone, context)
+        if isinstance(backbone, FeatureBackbone):
+            self._look_into(backbone, host)
+        self._draft_hosts[model] = (family, host)
 
     def _loaded_draft(self, name: str) -> Model:
-        if name not in self._draft_models:
+        if name not in self._draft_models and names_drafter(name):
+            self._draft_models[name] = self._feature_drafter(name)
+        elif name not in self._draft_models:
             try:
                 self._draft_models[name] = self._load_draft(name)
             except ForerunError as error:

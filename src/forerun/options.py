@@ -180,6 +180,11 @@ class Sampling:
             or self.min_tokens > 0
         )
 
+    @property
+    def keeps_all(self) -> bool:
+        """Is no token cut off for being unlikely?"""
+        return not self.top_k and self.top_p >= 1 and not self.min_p
+
     def check_tokens(self, vocab: int) -> None:
         """Refuse token ids that this model does not have."""
         for name in ("logit_bias", "allowed_tokens", "stop_token_ids"):

@@ -58,6 +58,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "diffusion-confidence": "forerun.drafters.diffusion:ConfidenceDrafter",
         "ddpm_cache": "forerun.drafters.diffusion:DdpmCacheDrafter",
         "ngram": "forerun.drafters.ngram:NgramDrafter",
+        "features": "forerun.drafters.features:FeaturesDrafter",
     },
     "routers": {
         "span": "forerun.methods.routers:SpanRouter",

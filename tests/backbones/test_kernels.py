@@ -313,7 +313,7 @@ CASES = [
     ("qwen2", "speculative", {"k": 3, "draft": "tiny:llama:1"}),
     ("gpt2", "jacobi", {"block": 3, "temperature": 0.8, "seed": 4}),
     ("block", "s2d2-exact", {"k": 3, "max_tokens": 9}),
-    ("masked", "ssd", {"block": 4, "drafts": 2, "max_tokens": 8}),
+    ("masked", "ssd", {"block": 4, "drafts": 1, "max_tokens": 5}),
 ]
 
 

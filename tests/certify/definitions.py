@@ -21,6 +21,26 @@ EXACT = [
 ]
 
 
+def where_every_pair_meets(cases):
+    """Few of some cases, in which whatever two things come together in any case do so too: a
+    prompt, an option of the method, a parameter. `forerun certify` runs all of them."""
+    things = [_things_of(case) for case in cases]
+    meetings = [set(itertools.combinations(sorted(each), 2)) for each in things]
+    left = set().union(*meetings)
+    chosen = []
+    while left:
+        best = max(range(len(cases)), key=lambda i: len(meetings[i] & left))
+        left -= meetings[best]
+        chosen.append(best)
+    return [cases[i] for i in sorted(chosen)]
+
+
+def _things_of(case):
+    given = {**case.keywords, **(case.keywords.get("method_options") or {})}
+    given.pop("method_options", None)
+    return {("prompt", str(case.args[2])), *((name, repr(each)) for name, each in given.items())}
+
+
 @cache
 def table(vocab, seed, sharpness):
     return reference.Table(vocab, seed, sharpness)

@@ -15,8 +15,9 @@ from forerun.errors import NotAble
 from forerun.families.block import Block
 from forerun.families.masked import Masked
 from forerun.methods.routers import RouterDriver, expected_prefix
-from tests.certify.definitions import EXACT, certify_each
+from tests.certify.definitions import EXACT, certify_each, where_every_pair_meets
 from tests.certify.definitions import certify as certify_case
+from tests.helpers import every_pair
 
 TARGET = TableBackbone(vocab=3, seed=1)
 DRAFTS = {
@@ -24,10 +25,8 @@ DRAFTS = {
     "alike": TableBackbone(vocab=3, seed=3, like=TARGET, blend=0.7, cost=0.1),
     "lookup": "lookup",
 }
-sampling = pytest.mark.parametrize(
-    "sampling", SAMPLINGS, ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items())
-)
-ending = pytest.mark.parametrize("eos", [(), (1,), (0, 2)], ids=lambda e: f"eos{list(e)}")
+SAMPLED = {"-".join(f"{k}={v}" for k, v in each.items()): each for each in SAMPLINGS}
+ENDINGS = {f"eos{list(each)}": each for each in [(), (1,), (0, 2)]}
 
 
 def assert_certified(certificate):
@@ -35,16 +34,13 @@ def assert_certified(certificate):
     assert certificate.distance < 1e-12, certificate
 
 
-@sampling
-@ending
+@every_pair(sampling=SAMPLED, eos=ENDINGS)
 def test_ar_has_the_law_of_its_definition(sampling, eos):
     assert_certified(certify_case("ar", TARGET, [0, 1, 0], eos=eos, max_tokens=4, **sampling))
 
 
-@sampling
-@ending
-@pytest.mark.parametrize("k", [1, 2, 9])  # of three tokens two can be drafted
-@pytest.mark.parametrize("draft", ["unlike", "alike"])
+# of three tokens two can be drafted
+@every_pair(sampling=SAMPLED, eos=ENDINGS, k=[1, 2, 9], draft=["unlike", "alike"])
 def test_speculative_has_the_law_of_its_target(draft, k, sampling, eos):
     certificate = certify_case(
         "speculative",
@@ -59,10 +55,7 @@ def test_speculative_has_the_law_of_its_target(draft, k, sampling, eos):
     assert_certified(certificate)
 
 
-@sampling
-@ending
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("ngram", [1, 3])
+@every_pair(sampling=SAMPLED, eos=ENDINGS, k=[1, 2, 4], ngram=[1, 3])
 def test_lookup_has_the_law_of_its_target(ngram, k, sampling, eos):
     options = {"k": k, "ngram": ngram}
     assert_certified(
@@ -146,7 +139,7 @@ def test_any_subset_decoding_has_the_law_of_its_definition(method):
     """Theorem 2, and what we added to the algorithm: scattered holes, prefix, suffix, all blank but
     one, nothing given; every k and every outlook; temperatures, top-p, penalties; end tokens; the
     n-gram drafter."""
-    for certificate in certify_each(broad_cases(method)):
+    for certificate in certify_each(where_every_pair_meets(broad_cases(method))):
         assert_certified(certificate)
 
 
@@ -173,7 +166,7 @@ def test_causal_drafters_are_certified_through_holes_too(method):
 def test_masked_models_and_drafters_that_fill_blanks_are_certified(method):
     """SSD has stepwise decoding's law at every temperature; SpecDiff its target's, in one step and
     from left to right."""
-    for certificate in certify_each(broad_cases(method)):
+    for certificate in certify_each(where_every_pair_meets(broad_cases(method))):
         assert_certified(certificate)
 
 
@@ -181,7 +174,7 @@ def test_masked_models_and_drafters_that_fill_blanks_are_certified(method):
 def test_guessing_and_recycling_are_certified_above_temperature_0_too(method):
     """The papers state it for greedy decoding; a guess is a draft that is certain of itself, and a
     tree of them has a closed law."""
-    for certificate in certify_each(broad_cases(method)):
+    for certificate in certify_each(where_every_pair_meets(broad_cases(method))):
         assert_certified(certificate)
 
 
@@ -190,16 +183,18 @@ def test_block_models_are_certified(method):
     """Lossless self-speculation has block-size-1 decoding's law; SSD inside a block has stepwise
     decoding's. Aligned and shifted, for prompts that end before, at and after the end of a block.
     """
-    for certificate in certify_each(broad_cases(method)):
+    for certificate in certify_each(where_every_pair_meets(broad_cases(method))):
         assert_certified(certificate)
 
 
 BLOCK_MODELS = [Block(2, 4), Block(2, 4, shifted=True)]
 
 
-@pytest.mark.parametrize("family", BLOCK_MODELS, ids=["aligned", "shifted"])
-@pytest.mark.parametrize("block", [2, 3, 4])
-@pytest.mark.parametrize("prompt", [[0], [0, 1, 0], [1, 0, 1, 1]], ids=str)
+@every_pair(
+    family=dict(zip(("aligned", "shifted"), BLOCK_MODELS)),
+    block=[2, 3, 4],
+    prompt=[[0], [0, 1, 0], [1, 0, 1, 1]],
+)
 def test_what_s2d2_verifies_has_the_law_of_blocks_of_one_token(family, block, prompt):
     """The local rule: always verified, every token has the law of block size 1 given what came
     before, finished blocks read as such. With all text read at block size 1 that is block-size-1
@@ -285,11 +280,15 @@ def test_a_router_that_looks_at_the_draft_is_caught(monkeypatch):
     assert verdicts(**SOMETIMES)[0] > 1e-3
 
 
-@pytest.mark.parametrize("family", BLOCK_MODELS, ids=["aligned", "shifted"])
-def test_canvases_that_are_always_verified_are_stepwise_decoding(family):
-    options = [{"drafts": 3}, {"drafts": 0}, {"worth": 1.0}, {"tree": "chain", "drafts": 2}]
-    # Several blocks, and one with drafts two decisions ahead.
-    for option, block in zip(options, (4, 2, 2, 4)):
+AHEAD = [  # several blocks, and one with drafts two decisions ahead
+    [(4, {"drafts": 3}), (2, {"drafts": 0}), (2, {"worth": 1.0})],
+    [(4, {"tree": "chain", "drafts": 2}), (2, {"drafts": 0}), (2, {"worth": 1.0})],
+]
+
+
+@pytest.mark.parametrize("family, options", zip(BLOCK_MODELS, AHEAD), ids=["aligned", "shifted"])
+def test_canvases_that_are_always_verified_are_stepwise_decoding(family, options):
+    for block, option in options:
         certificate = certify_case(
             "s2d2-canvases",
             TARGET,

@@ -8,6 +8,9 @@ import torch
 
 import forerun
 from forerun.checkpoints import formats, resolve
+from forerun.families.block import BlockSpan
+from forerun.families.masked import CacheScope
+from tests.helpers import ROOT, ask
 from tests.published import BASE, HELLO, LAYOUTS, TEXT
 
 NAMES = [layout.name for layout in LAYOUTS]
@@ -127,3 +130,46 @@ def test_revisions_of_one_repository_are_different_models(tmp_path, monkeypatch)
     assert [m.family.name for m in models] == ["any-subset"] * 2
     with pytest.raises(forerun.errors.BadCheckpoint, match=r"it has code, nlp"):
         forerun.load("therealgabeguo/ASARM")
+
+
+NUMBERS = json.loads((ROOT / "tests" / "checkpoints" / "published.json").read_text())
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_its_laws_are_those_of_its_authors_forward(name, folder):
+    """The numbers come from a transcription of the authors' forward (and of LLaDA's sampler), run
+    outside this repository on these weights."""
+    noted = NUMBERS[name]
+    m = forerun.load(str(folder / name), dtype="float32", max_context=64)
+    blanks = noted["blanks"]
+    canvas = [*noted["given"], *[None] * (noted["length"] - len(noted["given"]))]
+    if m.family.name == "block":
+        size = m.family.block
+        start = blanks[0] // size * size
+        span = BlockSpan(start, start + size, size)
+        [(_, law)] = ask(m, canvas, lambda t, s: t.blocks(s, [blanks], [()], span))
+    else:
+        [(_, law)] = ask(m, canvas, lambda t, s: t.canvases(s, [blanks], [()], CacheScope()))
+    top = law.topk(4)
+    assert top.indices.tolist() == noted["tokens"]
+    assert torch.allclose(top.values.float(), torch.tensor(noted["law"]), atol=2e-5)
+    if "written" in noted:
+        how = dict(method="stepwise", block=8, max_tokens=8, ignore_eos=True)
+        assert m.generate(noted["given"], **how).token_ids == noted["written"]
+
+
+def test_diffullama_is_a_llama_whose_rows_see_everything(folder):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    [layout] = [layout for layout in LAYOUTS if "diffullama" in layout.name]
+    network = LlamaForCausalLM(LlamaConfig(**layout.config)).eval()
+    network.load_state_dict(layout.weights())
+    m = forerun.load(str(folder / layout.name), dtype="float32", max_context=64)
+    canvas = [5, 9, None, 17, None, None]
+    ids = torch.tensor([[811 if token is None else token for token in canvas]])
+    everything = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    with torch.no_grad():
+        logits = network(ids, attention_mask=everything).logits[0, [1, 3, 4], : m.vocab]
+    assert m.vocab < 811, "the mask is no token of its tokenizer, and never an outcome"
+    [(_, law)] = ask(m, canvas, lambda t, s: t.canvases(s, [[2, 4, 5]], [()], CacheScope()))
+    assert torch.allclose(law.float(), logits.softmax(-1), atol=1e-5)

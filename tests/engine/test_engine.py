@@ -19,7 +19,7 @@ from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.sequence.canvas import BLANK
-from tests.helpers import ARCHITECTURES, PROMPTS, fresh, model, stepped
+from tests.helpers import ARCHITECTURES, PROMPTS, every_pair, fresh, model, stepped
 
 METHODS = {
     "ar": dict(method="ar"),
@@ -50,10 +50,7 @@ def alone(m, **how):
     return [m.generate(prompt, **how).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("method", METHODS)
+@every_pair(method=list(METHODS), sampling=list(SAMPLINGS), arch=ARCHITECTURES, dtype=DTYPES)
 def test_the_engine_changes_only_speed(method, sampling, arch, dtype, monkeypatch):
     how = options(method, sampling, arch, dtype)
     expected = alone(engine_of(arch, dtype, lanes=1), **how)

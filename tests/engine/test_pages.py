@@ -8,6 +8,7 @@ import torch
 import forerun
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
+from forerun.engine.pace import LEAST, Pace
 from forerun.engine.pages import PagePool, PageShape, PageTable
 from forerun.engine.turns import FEW, beginning, last_closed
 from forerun.errors import BadOption, NoRoom
@@ -222,3 +223,20 @@ def test_lanes_share_memory():
         forerun.load("tiny:llama", max_context=160, memory=2 * size)
     with pytest.raises(BadOption, match="memory=-1"):
         forerun.load("tiny:llama", memory=-1)
+
+
+def test_the_rows_of_a_chunk_follow_from_what_steps_take():
+    cpu = torch.device("cpu")
+    for seconds_per_row, settled in ((1 / 20, 16), (1 / 300, 256), (2.0, LEAST)):
+        pace = Pace(cpu)
+        taken = []
+        for step in range(200):
+            seconds = 1 + pace.rows * seconds_per_row if step > 3 else 1.0
+            pace.stepped(seconds, read_prompts=step > 3)
+            taken.append(seconds)
+        assert pace.rows == settled
+        assert settled == LEAST or max(taken) <= 2, "it never tries what would be too long"
+    pace = Pace(cpu, 7)
+    for seconds in (1.0, 9.0, 9.0, 9.0, 9.0):
+        pace.stepped(seconds, read_prompts=seconds > 1)
+    assert pace.rows == 7, "whoever named a number gets it"

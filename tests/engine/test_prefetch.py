@@ -24,7 +24,7 @@ from forerun.registry import BUILT_IN, NoOptions, method
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.rows import Plan, causal_rows, next_token_plan
 from tests import kernels_in_torch
-from tests.helpers import PROMPTS, fresh, stepped
+from tests.helpers import PROMPTS, every_pair, fresh, stepped
 
 SAMPLINGS = {
     "greedy": {},
@@ -58,9 +58,7 @@ def said(results):
     ]
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt2"])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("lanes", [1, 2, 5])
+@every_pair(arch=["llama", "gpt2"], sampling=list(SAMPLINGS), lanes=[1, 2, 5])
 def test_going_ahead_changes_only_speed(arch, sampling, lanes, ahead, monkeypatch):
     how = dict(max_tokens=14, method="ar", **SAMPLINGS[sampling])
     went = said(fresh(arch, torch.float64, lanes=lanes).generate(PROMPTS, **how))

@@ -10,7 +10,7 @@ import forerun
 from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NotAble
 from forerun.families.any_subset import AnySubset
-from tests.helpers import ask, model
+from tests.helpers import ask, every_pair, model
 
 KINDS = ("any-subset", "xlnet")
 AHEAD = ("none", "bonus", "whole", "every")
@@ -24,10 +24,9 @@ HOLES = {
 both = pytest.mark.parametrize("kind", KINDS)
 
 
-@both
-@pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
-@pytest.mark.parametrize("holes", HOLES.values(), ids=HOLES)
-def test_one_forward_gives_every_conditional_of_the_chain(kind, dtype, close, holes):
+@every_pair(kind=KINDS, dtype=[torch.float32, torch.float64], holes=HOLES)
+def test_one_forward_gives_every_conditional_of_the_chain(kind, dtype, holes):
+    close = 1e-5 if dtype is torch.float32 else 1e-12
     m = model(kind, dtype)
     chain = [11, 22, 33, 44, 55, 66][: holes.count(None)]
     [together] = ask(m, holes, lambda target, seq: target.conditionals(seq, chain))
@@ -86,16 +85,9 @@ async def decided_then_marginal(target, seq, tokens, position):
     return (await target.marginals(seq, [position]))[0]
 
 
-@both
-@pytest.mark.parametrize(
-    "method, options",
-    [("sequential", {}), *(("assd", {"ahead": a, "k": 3}) for a in AHEAD)],
-    ids=str,
-)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_batched_equals_alone_and_cached_equals_uncached(
-    kind, method, options, temperature, monkeypatch
-):
+@every_pair(kind=KINDS, ahead=[None, *AHEAD], temperature=[0.0, 0.9])
+def test_batched_equals_alone_and_cached_equals_uncached(kind, ahead, temperature, monkeypatch):
+    method, options = ("assd", {"ahead": ahead, "k": 3}) if ahead else ("sequential", {})
     m = model(kind, torch.float64)
     texts = list(HOLES.values())
     how = dict(method=method, temperature=temperature, seed=4, **options)
@@ -105,13 +97,9 @@ def test_batched_equals_alone_and_cached_equals_uncached(
     assert batched == [m.infill(token_ids=text, **how).token_ids for text in texts]
 
 
-@both
-@pytest.mark.parametrize(
-    "options",
-    [*({"ahead": a, "k": k} for a in AHEAD for k in (1, 2, 5, 40)), {"draft": "ngram"}],
-    ids=str,
-)
-def test_assd_writes_what_sequential_writes_at_temperature_0(kind, options):
+@every_pair(kind=KINDS, ahead=[None, *AHEAD], k=[1, 2, 5, 40])
+def test_assd_writes_what_sequential_writes_at_temperature_0(kind, ahead, k):
+    options = {"ahead": ahead, "k": k} if ahead else {"draft": "ngram", "k": k}
     m = model(kind, torch.float64)
     for text in HOLES.values():
         assert (

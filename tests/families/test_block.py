@@ -15,7 +15,7 @@ from forerun.methods.s2d2 import CONFIGURATIONS
 from forerun.options import Sampling
 from forerun.probability.logits import TokenHistory
 from forerun.sequence.canvas import BLANK, Canvas
-from tests.helpers import ask, fresh, in_blocks, model, network
+from tests.helpers import ask, every_pair, fresh, in_blocks, model, network
 
 KINDS = tiny.BLOCK
 SIZE = 8  # what the tiny models were "trained" for
@@ -58,9 +58,7 @@ def speaking(kind, positions):
     return [p - (kind == "block-shifted") for p in positions]
 
 
-@kinds
-@pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("known", [7, 8, 9])
+@every_pair(kind=KINDS, size=[1, 3, 8], known=[7, 8, 9])
 def test_a_block_says_what_one_block_causal_forward_says(kind, size, known):
     canvas = [*range(20, 20 + known), *[None] * 9]
     start = known // size * size
@@ -179,9 +177,7 @@ def test_nothing_of_a_later_block_leaks_into_an_earlier_one(kind):
     assert torch.equal(*laws)
 
 
-@kinds
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 19])
+@every_pair(kind=KINDS, method=list(METHODS), tokens=[1, 7, 8, 9, 19])
 def test_exactly_as_many_tokens_as_were_asked_for_and_never_a_mask(kind, method, tokens):
     m = model(kind)
     for temperature in (0.0, 1.5):

@@ -10,7 +10,7 @@ from forerun.checkpoints import tiny
 from forerun.errors import BadOption, NotAble
 from forerun.families.masked import CacheScope, Masked
 from forerun.sequence.canvas import BLANK
-from tests.helpers import ask, model
+from tests.helpers import ask, every_pair, model
 
 KINDS = tiny.MASKED
 METHODS = {
@@ -23,7 +23,7 @@ METHODS = {
 }
 PROMPTS = [[5, 6, 7], list(range(40, 47)), list(range(8)), list(range(30, 39))]
 kinds = pytest.mark.parametrize("kind", KINDS)
-caches = pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+CACHES = ["none", "prefix", "dual"]
 
 
 def straightforward(kind, canvas):
@@ -68,26 +68,25 @@ def test_several_canvases_in_one_forward_are_each_as_if_alone(kind):
         assert torch.allclose(own, straightforward(kind, filled)[at].softmax(-1), atol=1e-6)
 
 
-@kinds
-@caches
-@pytest.mark.parametrize("block", [1, 3, 8, 16])
-def test_ssd_writes_what_stepwise_writes_in_no_more_forwards(kind, cache, block):
-    for dtype in (torch.float32, torch.float64):
-        m = model(kind, dtype)
-        how = dict(max_tokens=9, block=block, cache=cache, refresh=4, ignore_eos=True)
-        slow = m.generate(PROMPTS, method="stepwise", **how)
-        trees = [
-            dict(drafts=0),
-            dict(drafts=1),
-            dict(drafts=3, tree="chain"),
-            dict(drafts=3),
-            dict(drafts=5),
-            dict(drafts=4, worth=0.01),
-        ]
-        for tree in trees:
-            fast = m.generate(PROMPTS, method="ssd", **tree, **how)
-            assert [r.token_ids for r in fast] == [r.token_ids for r in slow]
-            assert all(a.stats.forwards <= b.stats.forwards for a, b in zip(fast, slow))
+TREES = [
+    dict(drafts=0),
+    dict(drafts=1),
+    dict(drafts=3, tree="chain"),
+    dict(drafts=3),
+    dict(drafts=5),
+    dict(drafts=4, worth=0.01),
+]
+
+
+@every_pair(kind=KINDS, cache=CACHES, block=[1, 3, 8, 16], dtype=[torch.float32, torch.float64])
+def test_ssd_writes_what_stepwise_writes_in_no_more_forwards(kind, cache, block, dtype):
+    m = model(kind, dtype)
+    how = dict(max_tokens=9, block=block, cache=cache, refresh=4, ignore_eos=True)
+    slow = m.generate(PROMPTS, method="stepwise", **how)
+    for tree in TREES:
+        fast = m.generate(PROMPTS, method="ssd", **tree, **how)
+        assert [r.token_ids for r in fast] == [r.token_ids for r in slow]
+        assert all(a.stats.forwards <= b.stats.forwards for a, b in zip(fast, slow))
 
 
 def test_ssd_saves_forwards_on_a_trained_model():
@@ -97,9 +96,7 @@ def test_ssd_saves_forwards_on_a_trained_model():
     assert fast.token_ids == slow.token_ids and fast.stats.forwards < 0.7 * slow.stats.forwards
 
 
-@kinds
-@caches
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "ancestral"])
+@every_pair(kind=KINDS, cache=CACHES, method=[m for m in METHODS if m != "ancestral"])
 def test_batched_equals_alone(kind, cache, method):
     m = model(kind, torch.float64)
     for temperature in (0.0, 0.8):

@@ -10,15 +10,19 @@ import itertools
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 
 import torch
 
 import forerun
+from forerun.backbones.dflash import DrafterShape, FeatureDrafter
 from forerun.certify.testing import laws_along
 from forerun.checkpoints import tiny
+from forerun.checkpoints.drafters import write_drafter
 from forerun.options import Sampling
 
 PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
@@ -187,6 +191,41 @@ def same_tokens_in_few_pages(name: str, method: str, dtype: str) -> None:
     host.pool.check([memo.pages for memo in host.memos])
 
 
+FEATURES = {"blocks": {}, "corrected": {"markov_rank": 8}, "one by one": {"autoregressive": True}}
+FEATURE_CASES = [
+    (kind, sampling, dtype)
+    for kind in FEATURES
+    for sampling in ("greedy", "drawn")
+    for dtype in ("float32", "bfloat16")
+]
+
+
+def same_drafts_on_cuda(kind: str, sampling: str, dtype: str) -> None:
+    """A drafter that looks into its target: captured, batched, with pages, in float32 it drafts
+    and accepts what it does on a CPU; in half precision greedy text is that of `ar`."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(1)
+    shape = DrafterShape(257, 64, 96, 2, 4, 2, 16, (0, 1), 5, 255, **FEATURES[kind])
+    drafter = FeatureDrafter(shape)
+    for weight in drafter.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.dim() == 1 else 0.0, 0.3)
+    options = dict(k=4, max_tokens=24, ignore_eos=True, temperature=float(sampling == "drawn"))
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_drafter(Path(folder), drafter, tiny.build("llama", 0, torch.float32).config)
+        for device in ("cpu", "cuda"):
+            model = forerun.load("tiny", device=device, dtype=dtype, lanes=8, max_context=128)
+            results = model.generate(PROMPTS, method="specdiff", draft=folder, **options)
+            found[device] = [(r.token_ids, r.stats.acceptance_histogram) for r in results]
+    if dtype == "float32":
+        assert found["cuda"] == found["cpu"], f"{kind} {sampling}: drafts differ"
+    assert all(host.runner.captured for host in model.engine.hosts), "nothing was captured"
+    if sampling == "greedy":
+        del options["k"]
+        plain = tokens_of(model.generate(PROMPTS, method="ar", **options))
+        assert plain == tokens_of(results), f"{kind} {dtype}: not the text of ar"
+
+
 GAP_CASES = [
     (name, method, dtype)
     for name, method in (
@@ -217,6 +256,7 @@ def main() -> None:
     start = time.perf_counter()
     jobs = [(gaps_explain_differences, case) for case in GAP_CASES]
     jobs += [(same_tokens_in_few_pages, case) for case in PAGE_CASES]
+    jobs += [(same_drafts_on_cuda, case) for case in FEATURE_CASES]
     same = [(same_tokens_on_cuda, case) for case in CASES] + [
         (same_holes_on_cuda, case) for case in HOLE_CASES
     ]

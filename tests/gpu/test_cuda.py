@@ -4,10 +4,12 @@ import torch
 from tests.gpu import bits
 from tests.gpu.checks import (
     CASES,
+    FEATURE_CASES,
     GAP_CASES,
     HOLE_CASES,
     PAGE_CASES,
     gaps_explain_differences,
+    same_drafts_on_cuda,
     same_holes_on_cuda,
     same_tokens_in_few_pages,
     same_tokens_on_cuda,
@@ -33,6 +35,12 @@ def test_cuda_fills_holes_as_the_cpu_does(case):
 @pytest.mark.parametrize("case", PAGE_CASES, ids="-".join)
 def test_bits_do_not_hang_on_pages(case):
     same_tokens_in_few_pages(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", FEATURE_CASES, ids="-".join)
+def test_drafters_look_into_their_target_on_cuda_as_on_the_cpu(case):
+    same_drafts_on_cuda(*case)
 
 
 @needs_cuda

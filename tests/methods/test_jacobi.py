@@ -13,7 +13,7 @@ from forerun.methods.multiblock import BlockDraft, GuessTree, advance, said_afte
 from forerun.probability.acceptance import descend_tree, rejection
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Descent
-from tests.helpers import ARCHITECTURES, PROMPTS, ask, fresh, model
+from tests.helpers import ARCHITECTURES, PROMPTS, ask, every_pair, fresh, model
 
 WAYS = [
     dict(method="jacobi", block=1),
@@ -28,22 +28,21 @@ WAYS = [
     dict(method="lookahead"),
     dict(method="lookahead", window=3, ngram=3, guesses=2),
 ]
-ways = pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(map(str, how.values())))
+NAMED = {"-".join(map(str, how.values())): how for how in WAYS}
+ways = pytest.mark.parametrize("how", NAMED.values(), ids=NAMED)
 
 
 def tokens(results):
     return [r.token_ids for r in results]
 
 
-@ways
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_greedy_text_is_plain_decodings_text(arch, how):
-    for dtype, seed in ((torch.float64, 0), (torch.float32, 1)):
-        m = model(arch, dtype, seed)
-        plain = m.generate(PROMPTS, max_tokens=16)
-        fast = m.generate(PROMPTS, max_tokens=16, **how)
-        assert tokens(fast) == tokens(plain)
-        assert all(f.stats.forwards <= p.stats.forwards for f, p in zip(fast, plain))
+@every_pair(how=NAMED, arch=ARCHITECTURES, dtype=[torch.float64, torch.float32])
+def test_greedy_text_is_plain_decodings_text(arch, how, dtype):
+    m = model(arch, dtype, seed=int(dtype is torch.float32))
+    plain = m.generate(PROMPTS, max_tokens=16)
+    fast = m.generate(PROMPTS, max_tokens=16, **how)
+    assert tokens(fast) == tokens(plain)
+    assert all(f.stats.forwards <= p.stats.forwards for f, p in zip(fast, plain))
 
 
 @ways

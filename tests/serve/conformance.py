@@ -8,12 +8,9 @@ environment of its own (CLIENTS). What is not installed there is skipped.
 import json
 import os
 import re
-import socket
 import subprocess
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 
 from forerun import zoo
@@ -22,13 +19,12 @@ from tests.serve.servers import free_port
 from tests.serve.test_process import start
 
 CLIENTS = Path(os.environ.get("CLIENTS", ROOT / ".venv-clients")) / "bin"
-MUCH = {"prompt": "def f(", "max_tokens": 900, "stream": True, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
 def port():
     found = free_port()
-    process = start(found, "zoo:any-subset", "--chat-template", "plain", "--deadline", 20)
+    process = start(found, "zoo:any-subset", "--chat-template", "plain", "--deadline", 60)
     yield found
     process.terminate()
     process.wait(60)
@@ -46,24 +42,6 @@ def run(*words, seconds=600, **variables):
     environment.pop("PYTHONPATH", None)
     words = list(map(str, words))
     return subprocess.run(words, capture_output=True, text=True, timeout=seconds, env=environment)
-
-
-def test_a_server_that_is_killed_breaks_its_streams_and_its_port_is_free():
-    port = free_port()
-    process = start(port)
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
-    stream = client.completions.create(model="zoo:ar", **MUCH)
-    try:
-        with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
-            for number, _ in enumerate(stream):
-                if number == 3:
-                    process.kill()
-    finally:
-        process.kill()
-        process.wait(30)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
 
 
 @pytest.fixture(scope="module")

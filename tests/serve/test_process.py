@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 
 import httpx
+import openai
 import pytest
 
 from tests.helpers import ROOT
@@ -18,22 +20,24 @@ from tests.serve.servers import free_port
 LONG = {"prompt": "def f(", "max_tokens": 900, "stream": True, "ignore_eos": True}
 
 
-def start(port, *flags):
+def start(port, *flags, log=None):
+    """A server of zoo:ar that is ready. Its log goes to a pipe, or to a file."""
     words = ["serve", "zoo:ar", "--port", port, *flags]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forerun", *map(str, words)],
-        stderr=subprocess.PIPE,
-        env=environment,
-        cwd=ROOT,
-    )
+    with open(log or os.devnull, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forerun", *map(str, words)],
+            stderr=subprocess.PIPE if log is None else file,
+            env=environment,
+            cwd=ROOT,
+        )
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
                 return process
         except httpx.TransportError:
-            assert process.poll() is None, process.stderr.read()
+            assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.1)
     raise AssertionError("the server does not start")
 
@@ -46,7 +50,7 @@ def port():
 def stream_of(port):
     """The events of a long stream, as they come."""
     url = f"http://127.0.0.1:{port}/v1/completions"
-    with httpx.stream("POST", url, json=LONG, timeout=60) as r:
+    with httpx.stream("POST", url, json=LONG, timeout=300) as r:
         for line in r.iter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line[6:])
@@ -74,6 +78,29 @@ def test_a_server_that_is_asked_to_stop_returns_what_is_there_and_ends_well(port
         json.loads(line)
 
 
+def test_a_server_killed_with_minus_nine_under_load_breaks_its_streams_and_frees_its_port(port):
+    """The disk under its log is full too: it answers all the same."""
+    process = start(port, log="/dev/full")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+    asked = {**LONG, "model": "zoo:ar", "extra_body": {"ignore_eos": True}}
+    del asked["ignore_eos"]
+    try:
+        streams = [client.completions.create(**asked) for _ in range(3)]
+        for stream in streams:
+            assert next(stream).choices
+        process.kill()
+        for stream in streams:
+            with pytest.raises((openai.APIConnectionError, httpx.TransportError)):
+                for _ in stream:
+                    pass
+    finally:
+        process.kill()
+        process.wait(30)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
 def test_a_client_that_is_killed_with_minus_nine_frees_its_lane(live):
     """A process of its own, killed in the middle of its stream."""
     body = json.dumps({**LONG, "model": "plain", "max_tokens": 150})
@@ -89,7 +116,7 @@ def test_a_client_that_is_killed_with_minus_nine_frees_its_lane(live):
         "print('piece', flush=True)\n"
         "time.sleep(60)\n"
     )
-    httpx.post(f"{live.url}/v1/completions", json={"model": "plain", "prompt": "x"}, timeout=60)
+    httpx.post(f"{live.url}/v1/completions", json={"model": "plain", "prompt": "x"}, timeout=300)
     m = live.model("plain")
     forward = m.backbone.forward
 

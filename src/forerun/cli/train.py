@@ -22,15 +22,18 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913 - options of a command
     objective: Annotated[
         str,
         typer.Argument(
-            help="ar, any-subset, masked, block, distil-drafter, distil-block or consistency."
+            help="ar, any-subset, masked, block, distil-drafter, distil-block, consistency, or "
+            "drafter: one that looks into a --target."
         ),
     ],
-    config: Annotated[str, typer.Option(help="The recipe, a YAML file.")],
     out: Annotated[str, typer.Option(help="Folder for checkpoints, the curve and the model.")],
+    config: Annotated[
+        str | None, typer.Option(help="The recipe, a YAML file. A drafter needs none.")
+    ] = None,
     data: Corpus = None,
     start: Annotated[
         str | None, typer.Option(help="Begin from this checkpoint instead of the recipe's.")
@@ -38,17 +41,32 @@ def train(
     steps: Annotated[
         int | None, typer.Option(help="Train for this many steps instead of the recipe's.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The model that a drafter is trained to draft for.")
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="More for the target to write about: a JSON object a line, {chat: question} or "
+            "{text: beginning of code}."
+        ),
+    ] = None,
 ) -> None:
     """Train a model by a recipe.
 
     Given again, the same command goes on where it stopped.
     """
+    if objective == "drafter":
+        _train_drafter(target, config, Path(out), prompts)
+        return
+    if config is None:
+        raise BadOption(f"objective {objective!r} needs --config, its recipe.")
     from forerun.train.objectives import OBJECTIVES
     from forerun.train.recipe import read
     from forerun.train.run import run
 
     if objective not in OBJECTIVES:
-        raise unknown("objective", objective, OBJECTIVES)
+        raise unknown("objective", objective, [*OBJECTIVES, "drafter"])
     recipe = read(config)
     if recipe.objective != objective:
         raise BadOption(f"{config} is a recipe for {recipe.objective!r}, not for {objective!r}.")
@@ -59,6 +77,27 @@ def train(
     with training_bar(recipe.steps) as report:
         folder = run(recipe, data, Path(out), report)
     typer.echo(f"model: {folder}\ncurve: {Path(out) / 'curve.csv'}")
+
+
+def _train_drafter(target: str | None, config: str | None, out: Path, prompts: str | None) -> None:
+    """Own text of the target first, then a drafter that looks into it."""
+    if target is None:
+        raise BadOption("a drafter needs --target, the model that it drafts for.")
+    from forerun.train.drafter import read_recipe, train_drafter
+    from forerun.train.networks import load_network, load_tokenizer
+
+    recipe = read_recipe(config)
+    network = load_network(target)
+    folder = train_drafter(
+        recipe,
+        network,
+        load_tokenizer(target),
+        out,
+        prompts=prompts,
+        target_name=target,
+        log=stderr_console.print,
+    )
+    typer.echo(f"drafter: {folder}\ncurve: {out / 'drafter-curve.csv'}")
 
 
 @contextmanager

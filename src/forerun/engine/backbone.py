@@ -98,6 +98,8 @@ class SlottedBackbone(ABC):
     capturable: bool = False
     has_fixed_kernels: bool = False
     deterministic: bool = False
+    gives_features: bool = False  # are hidden states left in slots that ask for them?
+    hidden_size: int = 0  # of them
 
     def bytes_per_lane(self, context: int) -> int:
         return 2 * self.layers * context * self.key_heads * self.head_dim * self.dtype.itemsize

@@ -44,6 +44,7 @@ class Memo:
         self.relied_on = False  # do later plans trust what the slots hold, whatever it was?
         self.gave_back = False  # its pages, while its text was being decoded
         self._is_new = True  # has the text that is being decoded asked nothing yet?
+        self.rest()
 
     @property
     def held(self) -> np.ndarray:
@@ -288,11 +289,26 @@ class Slots:
         self.table = PageTable(shape.lanes, shape.context, shape.pages, device)
         self.scratch_slot = self.table.scratch_slot
         self._flat: list[tuple[Tensor, Tensor]] = []
+        self.features: dict[int, Tensor] = {}  # hidden states by layer, [slots, size]
         count = self.scratch_slot + 1
         for heads, key_dim, value_dim in shape.of_layers():
             keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
             values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
             self._flat.append((keys, values))
+
+    def add_features(self, layers: Sequence[int], size: int) -> bool:
+        """Have forwards leave the hidden states after these layers in slots, beside keys and
+        values. Were some of them not kept before?"""
+        new = [layer for layer in layers if layer not in self.features]
+        keys, _ = self._flat[0]
+        for layer in new:
+            self.features[layer] = keys.new_zeros(len(keys), size)
+        return bool(new)
+
+    def keep_features(self, layer: int, slots_T: Tensor, x_TE: Tensor) -> None:
+        """Write the hidden states of all rows after a layer, if anybody asked for them."""
+        if layer in self.features:
+            self.features[layer].index_copy_(0, slots_T, x_TE)
 
     def flat(self, layer: int) -> tuple[Tensor, Tensor]:
         """A layer's keys and values."""
@@ -310,6 +326,8 @@ class Slots:
         for pair in self._flat:
             for kept in pair:
                 kept[target : target + count] = kept[source : source + count]
+        for kept in self.features.values():
+            kept[target : target + count] = kept[source : source + count]
 
 
 def available_bytes(device: torch.device) -> int:

@@ -24,6 +24,7 @@ from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
 from forerun.engine.host import Host
+from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
 from forerun.engine.prefetch import Prefetch, foresee
@@ -70,7 +71,7 @@ class Engine:
 
     # Do forwards begin before their tokens are known? None: where a device works on its own.
     prefetches: bool | None = None
-    # Rows of prompts that one forward reads while others write. None: as its device does best.
+    # Rows of prompts that one forward reads while others write. None: by what steps take.
     chunk: int | None = None
 
     def __init__(
@@ -93,6 +94,8 @@ class Engine:
         self._prefetched: Prefetch | None = None
         self.rules = Rules(sampler, graphs)
         self._parts: list[Part] = []  # of the forward that is being run
+        self._read_prompts: set[Host] = set()  # models that did since the last draw
+        self._last_draw: float | None = None
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -103,9 +106,12 @@ class Engine:
         count = self.lanes * pages_for(room, self.page)
         if self.slots is not None:
             count = min(count, self.slots // self.page)
+        if self.hosts:  # a draft's longest plan may be longer than its target's
+            count = max(count, pages_for(room, self.page))
         pages = PageShape(count, self.page)
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs, pages)
-        host.chunk = self.chunk or host.chunk
+        if self.chunk is not None:
+            host.pace = Pace(host.device, self.chunk)
         if self.rules.by_noise:
             host.writer = Continuations(host)
         self.hosts.append(host)
@@ -143,6 +149,20 @@ class Engine:
             self._fail_ticket(self.queue.popleft(), error)
 
     @property
+    def page_use(self) -> float:
+        """Share of the target's pages that sequences hold now."""
+        if not self.hosts:
+            return 0.0
+        host = self.hosts[0]
+        held = {page for one in list(self.running) for page in host.memos[one.lane].pages}
+        return len(held) / host.slots.table.count
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the target's prompt rows that were found in pages."""
+        return self.hosts[0].pool.stats.hit_rate if self.hosts else 0.0
+
+    @property
     def busy(self) -> bool:
         return bool(self.queue or self.running)
 
@@ -165,6 +185,9 @@ class Engine:
 
     def _serve_cheapest(self) -> None:
         began = time.perf_counter()
+        for host in self.hosts:
+            if host.begin_features():
+                self._prefetched = None
         self._admit()
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
         prefetched = self._prefetched
@@ -300,6 +323,7 @@ class Engine:
         self.free_lanes.sort()
         if not self.running:
             self._prefetched = None
+            self._last_draw = None
         self._end_ticket(one.ticket)
 
     def _fail_ticket(self, ticket: Ticket, error: Exception) -> None:
@@ -338,7 +362,17 @@ class Engine:
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
+        self._note_step()
         return answers
+
+    def _note_step(self) -> None:
+        """Tell models how long a step took, from one draw to the next."""
+        now = time.perf_counter()
+        if self._last_draw is not None:
+            for host in self.hosts:
+                host.pace.stepped(now - self._last_draw, host in self._read_prompts)
+        self._last_draw = now
+        self._read_prompts.clear()
 
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
@@ -375,6 +409,8 @@ class Engine:
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         self._prefetched = None
+        if any(part.is_prompt for part in parts):
+            self._read_prompts.add(host)
         logits_RV = self._timed_forward(host, batch)
         for memo, part in zip(memos, parts):
             memo.ran(part.plan, part.start)
@@ -440,6 +476,9 @@ class Engine:
                     answer.append(law)
                 first += rows
             show_to_recorder(question, logits_RV[begin:first], answer)
+            if question.features:
+                rows = question.plan.stored
+                answer.append(host_of(one).features(one.lane, rows, question.features))
             answers.append(answer)
         self.clock.rules += time.perf_counter() - began
         return answers

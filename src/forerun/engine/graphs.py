@@ -109,14 +109,16 @@ class StaticBatch(Batch):
         self.segments = []
         self.table = table
         on_gpu = device.type == "cuda"
-        parts = [7 * size.rows, size.reads, 6 * size.tiles]
+        parts = [7 * size.rows, size.reads, 6 * size.tiles, size.rows]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None
-        rows, self._host_reads, bounds = np.split(self._host.numpy(), np.cumsum(parts)[:-1])
+        rows, self._host_reads, bounds, self._host_sources = np.split(
+            self._host.numpy(), np.cumsum(parts)[:-1]
+        )
         self._host_rows = rows.reshape(7, -1)
         self._host_bounds = bounds.reshape(6, -1)
-        rows_7T, self.reads_R, bounds_6N = self._device.split(parts)
+        rows_7T, self.reads_R, bounds_6N, self.sources_T = self._device.split(parts)
         self._rows_7T = rows_7T.view(7, -1)  # five integers, where it lives, its lane's pages
         self._bounds_6N = bounds_6N.view(6, -1)
         self.tokens_T, self.positions_T, *_, self.slots_T, self._pages_T = self._rows_7T
@@ -155,6 +157,9 @@ class StaticBatch(Batch):
         self._host_reads[reads:] = 0
         self._host_bounds[:, : tiles.count] = tiles.bounds_6N
         self._host_bounds[:, tiles.count :] = 0
+        if batch.sources is not None:
+            self._host_sources[:rows] = batch.sources
+            self._host_sources[rows:] = 0
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
             self.tokens_T[:rows] = batch.drawn_T
@@ -263,6 +268,10 @@ class ForwardRunner(Generic[SlotStorage]):
             f"{self.seconds:.1f} s in all"
         )
         return logits
+
+    def forget_captures(self) -> None:
+        """Capture anew what is met again: a forward has something more to do."""
+        self.captured.clear()
 
     def _drop_oldest(self) -> None:
         """Drop the captures that were used least recently, until the rest is within bounds."""

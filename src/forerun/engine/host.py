@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.backbone import Backbone
+from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
 from forerun.engine.graphs import ForwardRunner
-from forerun.engine.pack import Batch
+from forerun.engine.pace import Pace
+from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape
+from forerun.errors import NotAble
+from forerun.probability.transfer import to_device
 from forerun.sequence.rows import Plan
-
-# Rows of prompts in one forward while others write: with more, a forward takes twice as long as
-# one of few rows, by `bench/pages.py`.
-CHUNKS = {"cpu": 16}
-CHUNK = 256
 
 
 @dataclass
@@ -68,11 +67,13 @@ class Host:
         on_cpu = backbone.device.type == "cpu"
         self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
         self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
-        self.chunk = CHUNKS.get(backbone.device.type, CHUNK)
+        self.pace = Pace(backbone.device)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
         self.rows_are_cheap = backbone.device.type != "cpu"
+        self.looks_into: Host | None = None  # the model whose hidden states this one reads
+        self._asked_features: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -85,7 +86,52 @@ class Host:
             end = plan.rows.shape[1]
             self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
         self.slots.table.to_device()
-        return Batch(work, self.slots.table, self.device)
+        batch = Batch(work, self.slots.table, self.device)
+        if self.looks_into is not None:
+            batch.sources = self.looks_into.feature_slots(batch.segments)
+        return batch
+
+    def ask_features(self, layers: Sequence[int]) -> None:
+        """Have forwards from now on keep the hidden states after these layers."""
+        shows = isinstance(self.backbone, SlottedBackbone) and self.backbone.gives_features
+        if not shows:
+            raise NotAble(
+                "a drafter with features needs a target that gives its hidden states: one of the "
+                "Llama shape (llama, mistral, qwen2, qwen3), on one device."
+            )
+        new = [layer for layer in layers if layer not in self.slots.features]
+        self._asked_features = (*self._asked_features, *new)
+
+    def begin_features(self) -> bool:
+        """Between two forwards: make room for what was asked for, if anything was. Rows that ran
+        without it are forgotten, and so are captures that do not write it."""
+        asked = self._asked_features
+        self._asked_features = ()
+        if not asked or not isinstance(self.backbone, SlottedBackbone):
+            return False
+        new = self.slots.add_features(asked, self.backbone.hidden_size)
+        if new:
+            self.runner.forget_captures()
+            self.forget()
+        return new
+
+    def features(self, lane: int, rows: int, layers: Sequence[int]) -> Tensor:
+        """The hidden states of the first rows of a lane, after these layers, [rows, N]."""
+        places = self.slots.table.places(np.array(lane), np.arange(rows))
+        places_T = to_device(places, torch.long, self.device)
+        return torch.cat([self.slots.features[layer][places_T] for layer in layers], -1)
+
+    def feature_slots(self, segments: Sequence[Segment]) -> np.ndarray:
+        """Where the hidden states of another model's rows lie: at the same places of the same
+        lanes, for rows that are remembered."""
+        table = self.slots.table
+        found = []
+        for segment in segments:
+            row = np.arange(segment.start, segment.end)
+            kept = min(segment.plan.stored, table.per_lane * table.size)
+            places = table.places(np.array(segment.lane), np.minimum(row, kept - 1).clip(0))
+            found.append(np.where(row < kept, places, table.scratch_slot))
+        return np.concatenate(found)
 
     def forget(self) -> None:
         """Let go of everything that slots hold, to begin cold."""

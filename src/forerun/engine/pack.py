@@ -75,6 +75,9 @@ class Batch:
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
+    # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
+    # row is made of nothing.
+    sources: np.ndarray | None = None
 
     def __init__(
         self,
@@ -146,6 +149,11 @@ class Batch:
     @cached_property
     def reads_R(self) -> Tensor:
         return self._integers[3]
+
+    @cached_property
+    def sources_T(self) -> Tensor:
+        assert self.sources is not None, "only a model that looks into another has sources"
+        return to_device(self.sources, torch.long, self.device)
 
     def attention_bias(
         self, index: int, window: int | None, dtype: torch.dtype, end: int | None = None

@@ -20,7 +20,7 @@ from forerun.sequence.question import Continuation, Question
 from forerun.sequence.rows import HI, HORIZON, Plan, causal_rows
 
 GROWTH = 2  # pages that are left for each sequence at work when another begins
-FEW = 8  # rows that are not read: so many are no prompt
+FEW = 4  # rows that are not read: so many are no prompt
 ALONE = 2048  # rows of prompts in one forward where nobody writes
 
 
@@ -32,6 +32,7 @@ class Part:
     plan: Plan
     start: int
     is_whole: bool
+    is_prompt: bool = False  # does it read many rows that nobody asks about?
 
 
 class Turn:
@@ -52,7 +53,7 @@ class Turn:
         ready = [one for one in self._waiting if self._may_go_on(one)]
         starts = {one: self._memo(one).find(plan_of(one)) for one in ready}
         reading = {one for one, start in starts.items() if _unread(plan_of(one), start) > FEW}
-        left = self._host.chunk if self._somebody_writes(reading) else ALONE
+        left = self._host.pace.rows if self._somebody_writes(reading) else ALONE
         parts = []
         for one, start in starts.items():
             if self._memo(one).gave_back:  # to an older one, just now
@@ -60,7 +61,7 @@ class Turn:
             part = self._part(one, start, left)
             if part is None or not self._make_room(part):
                 continue
-            if one in reading:
+            if part.is_prompt:
                 left -= part.plan.rows.shape[1] - start
             parts.append(part)
         return parts
@@ -91,13 +92,13 @@ class Turn:
         plan = plan_of(one)
         unread = _unread(plan, start)
         if unread <= FEW:
-            return Part(one, plan, start, True)
+            return Part(one, plan, start, is_whole=True)
         if left <= 0 or self._is_being_read(plan, start):
             return None
         end = last_closed(plan, start, start + left) if unread > left else None
         if end is None:
-            return Part(one, plan, start, True)
-        return Part(one, beginning(plan, end), start, False)
+            return Part(one, plan, start, is_whole=True, is_prompt=True)
+        return Part(one, beginning(plan, end), start, is_whole=False, is_prompt=True)
 
     def _is_being_read(self, plan: Plan, start: int) -> bool:
         """Does another read the same page in this forward? Then it will be found in the next."""

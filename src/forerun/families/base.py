@@ -127,6 +127,16 @@ class ModelHandle:
         """A question to await: run the plan and answer with the laws that it reads."""
         return question(self.host, plan, seq, branches, self.drafting, with_model_law)
 
+    async def features(self, seq: Canvas, layers: Sequence[int]) -> Tensor:
+        """The hidden states after these layers of every token of the text, side by side: [n, N].
+
+        They are kept in slots, as keys and values are: what was run before is not run again."""
+        self.host.ask_features(layers)
+        plan = self.family.conditionals(seq, [()], last_only=True)
+        asked = self.ask(seq, plan, [Branch((), [0])])
+        asked.features = tuple(layers)
+        return (await asked)[-1]
+
     async def ask_canvases(
         self,
         seq: Canvas,
@@ -187,7 +197,9 @@ class ChainScorer(ModelHandle):
         if not plan.is_plain_text:
             return None
         first = ChainRows(seq.history, (), [0])
-        return Continuation(self.host, plan, seq, [first], [()], True, False, k, temperature)
+        return Continuation(
+            self.host, plan, seq, [first], [()], True, False, tokens=k, temperature=temperature
+        )
 
 
 class BlankFiller(ModelHandle):

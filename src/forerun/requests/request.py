@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 from forerun import registry
 from forerun.drafters.base import Drafter
+from forerun.drafters.features import names_drafter
 from forerun.errors import BadOption, NotAble, TokenizerMismatch, unknown
 from forerun.families.base import ChainScorer, ModelHandle
 from forerun.options import Sampling
@@ -126,6 +127,8 @@ def needs_model(drafter_class: Any) -> bool:
 
 def drafter_class_of(method: registry.Method, draft: object) -> Any | None:
     """The drafter that a method is to use, from `draft=`: a drafter's name or class, or a model."""
+    if names_drafter(draft) and method.drafter in (None, "diffusion") and method.drafts:
+        return registry.get("drafters", "features")
     if method.drafter is not None:
         return _fixed_drafter(method, draft)
     if not method.drafts:
@@ -152,7 +155,7 @@ def _fixed_drafter(method: registry.Method, draft: object) -> Any:
     elif draft is None:
         raise BadOption(
             f"method={method.name!r} needs draft=: the name of a model that fills blanks, such as "
-            f"'zoo:any-subset'."
+            f"'zoo:any-subset', or 'auto', the drafter that belongs to the model."
         )
     elif isinstance(draft, str) and draft in registry.names("drafters"):
         raise BadOption(

@@ -26,6 +26,10 @@ class ModelHost(Protocol):
         """Can the model write so many tokens by itself after a text that ends there?"""
         ...
 
+    def ask_features(self, layers: Sequence[int]) -> None:
+        """Have forwards from now on keep the hidden states after these layers."""
+        ...
+
 
 class BlankLaws(NamedTuple):
     """The laws of some blanks, [N, V]."""
@@ -63,6 +67,7 @@ class Question:
     positions: Sequence[Sequence[int]]  # for each branch, the blanks that its laws are of
     drafting: bool
     with_model_law: bool  # answer with BlankLaws instead of laws
+    features: Sequence[int] = ()  # layers whose hidden states are answered too, behind the laws
 
     def __await__(self) -> Generator[Question, Any, Any]:
         return (yield self)

@@ -36,6 +36,9 @@ class ModelLoad(Protocol):
     def cache_use(self) -> float: ...
 
     @property
+    def prefix_hit_rate(self) -> float: ...
+
+    @property
     def restarts(self) -> int: ...
 
 
@@ -169,7 +172,12 @@ class LoadGauges(Collector):
                 "forerun:num_lanes_busy", "Lanes that are taken.", labels=["model_name"]
             ),
             "cache_use": GaugeMetricFamily(
-                "forerun:kv_cache_usage_perc", "Share of slots in use.", labels=["model_name"]
+                "forerun:kv_cache_usage_perc", "Share of pages in use.", labels=["model_name"]
+            ),
+            "prefix_hit_rate": GaugeMetricFamily(
+                "forerun:prefix_cache_hit_rate",
+                "Share of prompt rows found in pages.",
+                labels=["model_name"],
             ),
             "restarts": GaugeMetricFamily(
                 "forerun:engine_restarts", "Engines that failed.", labels=["model_name"]

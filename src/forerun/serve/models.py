@@ -157,6 +157,7 @@ class Models:
         began = time.perf_counter()
         self._make_room(served, served.bytes)
         settings = self.settings
+        shared = {} if settings.cache_gib is None else {"memory": settings.cache_gib}
         try:
             model = self.loader(
                 served.source,
@@ -164,6 +165,7 @@ class Models:
                 dtype=settings.dtype,
                 lanes=settings.lanes,
                 max_context=settings.max_context,
+                **shared,
                 quantize=settings.quantize,
             )
         except ForerunError as error:
@@ -277,7 +279,8 @@ def bytes_of(model: Model) -> int:
     """What a model takes: its weights and the slots of all lanes."""
     backbone = model.backbone
     weights = int(backbone.cost) * backbone.dtype.itemsize
-    return weights + model.lanes * backbone.bytes_per_lane(model.family.slots(model.context))
+    slots = model.engine.slots or model.lanes * model.family.slots(model.context)
+    return weights + backbone.bytes_per_lane(slots)
 
 
 def add_template(model: Model, template: str | None) -> None:

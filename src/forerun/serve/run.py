@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
 from fastapi import APIRouter
 
+from forerun.errors import BadOption
 from forerun.serve.app import create_app
 from forerun.serve.middleware import log_to_stderr
 from forerun.serve.server import Server
@@ -65,6 +67,24 @@ def run(settings: Settings, host: str, port: int, routers: Sequence[APIRouter] =
         timeout_graceful_shutdown=int(settings.grace) + 5,
     )
     process = Process(config, server)
-    log.info("serving %s on http://%s:%d", ", ".join(server.models.ids), host, port)
-    process.run()
+    with listening(host, port) as listener:
+        port = listener.getsockname()[1]
+        log.info("serving %s on http://%s:%d", ", ".join(server.models.ids), host, port)
+        process.run(sockets=[listener])
     return process.exit_status
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket at an address that nobody else has."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address[0], port, *address[2:]))
+    except (OSError, OverflowError) as error:
+        raise BadOption(
+            f"host={host!r}, port={port}: nothing can listen there ({error}). Choose another with "
+            f"--port; 0 takes one that is free."
+        ) from error
+    return listener

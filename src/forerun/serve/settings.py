@@ -26,6 +26,7 @@ class Settings:
     max_context: int | None = None
     chat_template: str | None = None  # a file, or 'plain'; for models that have none
     memory_gib: float | None = None  # weights and caches of all loaded models together
+    cache_gib: float | None = None  # keys and values of a model, which its lanes share
     api_keys: Sequence[str] = ()  # none: everybody may ask
     cors: Sequence[str] = ()  # origins whose pages may ask; none: no page of another origin
     queue: int = 256  # requests of a model that may wait; more are refused
@@ -45,7 +46,7 @@ class Settings:
         check_whole("traces", self.traces, 0)
         for name in ("grace", "stalled"):
             check_positive(name, getattr(self, name))
-        for name in ("deadline", "memory_gib"):
+        for name in ("deadline", "memory_gib", "cache_gib"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         if any(not key or key != key.strip() for key in self.api_keys):

@@ -184,8 +184,12 @@ class Load:
     @property
     def cache_use(self) -> float:
         model = self._served.model
-        held = sum(job.seq.known for job in self._jobs() if job.ticket.started is not None)
-        return 0.0 if model is None else held / (model.lanes * model.context)
+        return 0.0 if model is None else model.engine.page_use
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        model = self._served.model
+        return 0.0 if model is None else model.engine.prefix_hit_rate
 
     @property
     def restarts(self) -> int:

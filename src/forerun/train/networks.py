@@ -74,9 +74,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def move(network: nn.Module, device: torch.device) -> None:
+def move(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Move a network to a device, in place. (As annotated, transformers' own `to` is no method.)"""
-    network.to(device)
+    nn.Module.to(network, device=device, dtype=dtype)
 
 
 def check_checkpoint(name: str) -> None:

@@ -1,0 +1,117 @@
+"""A drafter that looks into its target: one forward of a few layers over the target's own hidden
+states (DFlash), with or without a correction by the token before (DSpark), or token after token
+(EAGLE)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.adaptive import adaptive_length
+from forerun.drafters.base import NO_DRAFT, Draft
+from forerun.families.features import FeatureFiller
+from forerun.options import check_flag, check_positive
+from forerun.probability.acceptance import sample_each, sample_token
+from forerun.probability.distributions import tempered
+from forerun.probability.markov import Markov, draw_chain
+from forerun.probability.outcomes import Tokens
+from forerun.sequence.canvas import Canvas
+
+AUTO = "auto"  # as `draft=`: the drafter that belongs to the model
+SUFFIX = ":drafter"  # of the names of drafters that are shipped
+KINDS = ("dflash", "dspark")  # of checkpoints in the layout of `speculators`
+
+
+@dataclass(frozen=True)
+class FeaturesDrafter:
+    """Draws the next tokens from the laws of a block, each of which knows the text alone, or the
+    text and the token before. Both are laws that rejection judges exactly.
+
+    Nothing is drafted before the target has run: there is nothing to look into.
+    """
+
+    model: FeatureFiller
+    adapt: bool = field(
+        default=False, metadata={"help": "draft fewer than k tokens while few are accepted"}
+    )
+    draft_temperature: float = field(
+        default=1.0, metadata={"help": "temperature of drafts, times the request's own"}
+    )
+
+    def __post_init__(self) -> None:
+        check_flag("adapt", self.adapt)
+        check_positive("draft_temperature", self.draft_temperature)
+
+    async def propose(self, seq: Canvas, k: int) -> Draft:
+        family = self.model.family
+        if not seq.history.generated or not family.can_begin(seq):
+            return NO_DRAFT
+        count = min(adaptive_length(seq, k) if self.adapt else k, family.block - 1)
+        if count < 1:
+            return NO_DRAFT
+        q: Tensor | None
+        if family.autoregressive:
+            tokens, q = await self._one_by_one(seq, count)
+        elif family.markov is not None:
+            tokens, q = await self._corrected(seq, count, family.markov)
+        else:
+            tokens, q = await self._at_once(seq, count)
+        tokens = seq.up_to_end(tokens)
+        return Draft(seq.next(len(tokens)), tokens, None if q is None else q[: len(tokens)])
+
+    async def _at_once(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:
+        laws = await self.model.block(seq, k)
+        q = tempered(laws.law, self.draft_temperature)
+        drawn = await seq.draw(sample_each, seq.next(k), q)
+        return drawn.tokens[:k], q
+
+    async def _corrected(
+        self, seq: Canvas, k: int, markov: Markov
+    ) -> tuple[list[int], Tensor | None]:
+        laws = await self.model.block(seq, k)
+        temperature = seq.history.sampling.temperature * self.draft_temperature
+        last = int(seq.text[-1])
+        rule: Callable[..., Tokens] = draw_chain(markov, temperature)
+        drawn = await seq.draw(rule, seq.next(k), [last], laws.model_law)
+        tokens = drawn.tokens[:k]
+        if temperature == 0:
+            return tokens, None  # certain of every token
+        before_K = torch.tensor([last, *tokens[:-1]], device=laws.model_law.device)
+        plain = seq.history.sampling.keeps_all and not seq.history.edits_logits
+        if plain and self.draft_temperature == 1:
+            return tokens, markov.pending(laws.law, before_K)
+        return tokens, markov.law(laws.model_law[:k], before_K, temperature)
+
+    async def _one_by_one(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:
+        tokens: list[int] = []
+        laws: list[Tensor] = []
+        while len(tokens) < k and not (tokens and seq.ends(tokens[-1])):
+            law_V = tempered(await self.model.next_law(seq, tokens), self.draft_temperature)
+            tokens.append((await seq.draw(sample_token, law_V)).token)
+            laws.append(law_V)
+        return tokens, torch.stack(laws)
+
+
+def names_drafter(draft: object) -> bool:
+    """Does `draft=` name a drafter that looks into its target?"""
+    if not isinstance(draft, str):
+        return getattr(getattr(draft, "family", None), "name", None) == "features"
+    return (
+        draft in (AUTO, "features")
+        or draft.endswith(SUFFIX)
+        or is_checkpoint(Path(draft).expanduser())
+    )
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Is this folder a drafter that looks into its target?"""
+    file = folder / "config.json"
+    if not file.is_file():
+        return False
+    config = json.loads(file.read_text())
+    return "dflash_config" in config or config.get("speculators_model_type") in KINDS

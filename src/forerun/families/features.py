@@ -1,0 +1,102 @@
+"""Drafters that look into their target: the text's keys and values are made of the target's hidden
+states, and one row for every blank says what could stand there.
+
+A row of text before the last token is *context*: it has keys and values and sees nothing. Its
+token is written as token + vocabulary, by which a backbone knows it. The last token and the masks
+after it are a block: they see the context and each other. A block is never remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from forerun.families.base import BlankFiller, Family
+from forerun.probability.markov import Markov
+from forerun.sequence.canvas import Canvas
+from forerun.sequence.question import BlankLaws, Branch
+from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
+
+
+class FeatureFiller(BlankFiller):
+    """A drafter that looks into its target."""
+
+    does = "looks into its target"
+    family: Features
+
+    async def block(self, seq: Canvas, k: int) -> BlankLaws:
+        """The laws of the next k blanks, each on its own: one forward."""
+        plan = self.family.marginals(seq, seq.next(k))
+        branch = Branch((), [0] * k, seq.next(k), drafts=True)
+        [laws] = await self.ask(seq, plan, [branch], with_model_law=True)
+        return laws
+
+    async def next_law(self, seq: Canvas, chain: Sequence[int]) -> Tensor:
+        """The law [V] of the token after the text and a chain, of an autoregressive drafter."""
+        plan = self.family.after(seq, chain)
+        [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
+        return law_1V[0]
+
+
+class Features(Family):
+    """A few layers over the target's hidden states, and blocks of so many slots."""
+
+    name = "features"
+    handle = FeatureFiller
+    default_method = "specdiff"
+
+    def __init__(
+        self,
+        vocab: int,
+        mask_token: int,
+        block: int,
+        *,
+        markov: Markov | None = None,
+        autoregressive: bool = False,
+    ):
+        self.vocab = vocab
+        self.mask_token: int = mask_token
+        self.impossible_tokens = (mask_token,)
+        self.block = block
+        self.markov = markov
+        self.autoregressive = autoregressive
+
+    @classmethod
+    def of(cls, config: Any) -> None:
+        """No network by itself is of this family: it needs a target."""
+        return None
+
+    def slots(self, context: int) -> int:
+        return context + self.block
+
+    def marginals(self, seq: Canvas, positions: Sequence[int]) -> Plan:
+        """A block has all its masks, as in training, however few are read."""
+        rows = self._rows(seq.text, [self.mask_token] * (self.block - 1))
+        first = len(seq.text)  # the row after the last token's
+        rows[HI, first - 1 :] = rows.shape[1]
+        return Plan(rows, [np.arange(first, first + len(positions))], stored=first - 1)
+
+    def after(self, seq: Canvas, chain: Sequence[int]) -> Plan:
+        """A block of tokens that each see those before them."""
+        rows = self._rows(seq.text, chain)
+        first = len(seq.text) - 1
+        rows[HI, first:] = np.arange(first, rows.shape[1]) + 1
+        return Plan(rows, [np.array([rows.shape[1] - 1])], stored=first)
+
+    def _rows(self, text: np.ndarray, behind: Sequence[int]) -> np.ndarray:
+        """Context, the last token and what is behind it; how far the block sees is left open."""
+        context = len(text) - 1
+        length = len(text) + len(behind)
+        rows = np.zeros((5, length), np.int32)
+        rows[TOKEN, : len(text)] = text
+        rows[TOKEN, len(text) :] = behind
+        rows[TOKEN, :context] += self.vocab
+        rows[POSITION] = np.arange(length)
+        rows[LO, :context] = np.arange(context)  # itself: a row must see something
+        rows[HI, :context] = np.arange(context) + 1
+        rows[HORIZON, context:] = context
+        rows[LO, context:] = context
+        return rows

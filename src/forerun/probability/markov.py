@@ -1,0 +1,64 @@
+"""Laws of a draft that the token before corrects: a matrix of low rank, added to logits (DSpark).
+
+The tokens of a draft are drawn from left to right, each from its law given the one before it. So
+rejection judges them exactly.
+
+N rows, B sequences, K drafted tokens, R rank, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.probability.acceptance import Sampler, rule_factory
+from forerun.probability.distributions import point_mass
+from forerun.probability.outcomes import Tokens
+from forerun.probability.pending import PendingLaws, gather_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Markov:
+    """How a token moves the logits of the one after it: row of the first times the second."""
+
+    before_VR: Tensor
+    after_VR: Tensor
+
+    def law(self, law_NV: Tensor, before_N: Tensor, temperature: float) -> Tensor:
+        """Untempered laws, corrected by the tokens before and then tempered. What was impossible
+        stays so."""
+        moved_NV = self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
+        logits_NV = torch.where(law_NV > 0, law_NV.log() + moved_NV.to(law_NV.dtype), -torch.inf)
+        if temperature == 0:
+            return point_mass(logits_NV.argmax(-1), law_NV.shape[-1], law_NV.dtype)
+        return (logits_NV / temperature).softmax(-1).nan_to_num()  # rows that pad have no mass
+
+    def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
+        """The corrected laws under a request's own sampling parameters, where these keep all
+        tokens: made in the rule that judges them."""
+        if not isinstance(law, PendingLaws):
+            raise TypeError("only laws that are not made yet")
+        moved_NV = self.before_VR[before_N] @ self.after_VR.T
+        logits_NV = gather_rows(law.parts)
+        exact = torch.promote_types(logits_NV.dtype, torch.float32)
+        corrected_NV = logits_NV.to(exact) + moved_NV.to(exact)
+        return PendingLaws.of(corrected_NV, 0, len(corrected_NV), law.parts[0].sampling)
+
+
+@rule_factory
+def draw_chain(markov: Markov, temperature: float) -> Callable[..., Tokens]:
+    """One token from each of K laws, from left to right, each corrected by the one before it."""
+
+    def rule(where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
+        before_B = last_BN[:, 0]
+        drawn = []
+        for i in range(p_BKV.shape[1]):
+            before_B = sample(markov.law(p_BKV[:, i], before_B, temperature))
+            drawn.append(before_B)
+        tokens_BK = torch.stack(drawn, 1)
+        return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
+
+    return rule

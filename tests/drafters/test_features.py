@@ -1,0 +1,313 @@
+"""Drafters that look into their target: what they draft is what their network says of the target's
+own hidden states, whatever runs beside them and whatever was rejected before."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import forerun
+from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
+from forerun.checkpoints import drafters, tiny
+from forerun.drafters.features import FeaturesDrafter
+from forerun.errors import BadCheckpoint, BadOption, NotAble
+from forerun.families.base import ChainScorer
+from forerun.probability.acceptance import sample_token
+from forerun.registry import NoOptions
+from forerun.sequence.canvas import Canvas
+
+SHAPE = dict(
+    vocab=257,
+    hidden=64,
+    inner=96,
+    layers=2,
+    heads=4,
+    key_heads=2,
+    head_dim=16,
+    target_layers=(0, 1),
+    block=5,
+    mask_token=255,
+)
+PROMPTS = [[5, 6, 7], [9], [40, 41, 42, 43, 44, 45, 46]]
+
+
+def make_drafter(folder, **changes):
+    torch.manual_seed(1)
+    drafter = FeatureDrafter(DrafterShape(**{**SHAPE, **changes}))
+    for weight in drafter.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.dim() == 1 else 0.0, 0.3)
+    network = tiny.build("llama", 0, torch.float32)
+    drafters.write_drafter(folder, drafter, network.config, "tiny")
+    return drafters.read_drafter(folder, torch.float32), network
+
+
+def laws_of_network(drafter, network, text, tokens, temperature):
+    """The laws of drafted tokens from the library's own hidden states: one text, no cache."""
+    shape = drafter.shape
+    with torch.no_grad():
+        found = network(torch.tensor([text]), output_hidden_states=True).hidden_states
+        # the state after the last layer is normed there; a hook sees it as it is
+        features = torch.cat([found[1], last_state(network, text)], -1)[:, :-1]
+        block = [text[-1], *[shape.mask_token] * (shape.block - 1)]
+        if shape.autoregressive:
+            block = [text[-1], *tokens[:-1]]
+        embedded = network.model.embed_tokens(torch.tensor(block))[None, None]
+        context = drafter.context(features, torch.arange(len(text) - 1)[None])
+        x = drafter.blocks(embedded, context, torch.tensor([[len(text) - 1]]))[0, 0]
+        rows = x if shape.autoregressive else x[1 : 1 + len(tokens)]
+        logits = network.lm_head(rows)
+        if drafter.markov_head is not None:
+            logits = logits + drafter.markov_head(torch.tensor([text[-1], *tokens[:-1]]))
+        logits[:, shape.mask_token] = -torch.inf
+        if temperature == 0:
+            return torch.nn.functional.one_hot(logits.argmax(-1), shape.vocab).float()
+        return (logits / temperature).softmax(-1)
+
+
+def last_state(network, text):
+    seen = []
+    hook = network.model.layers[-1].register_forward_hook(
+        lambda module, given, out: seen.append(out[0] if isinstance(out, tuple) else out)
+    )
+    network(torch.tensor([text]))
+    hook.remove()
+    return seen[0]
+
+
+KINDS = [{}, {"markov_rank": 3}, {"autoregressive": True}, {"feature_norms": True}]
+
+
+@pytest.mark.parametrize(
+    "changes,graphs", [*((kind, False) for kind in KINDS), ({"markov_rank": 3}, True)]
+)
+def test_drafts_have_the_laws_of_the_network(tmp_path, monkeypatch, changes, graphs):
+    """In a batch, over cached and rejected tokens, in lanes used before, over fixed memory."""
+    if graphs:
+        pytest.importorskip("triton")
+    drafter, network = make_drafter(tmp_path, **changes)
+    drafted = []
+    propose = FeaturesDrafter.propose
+
+    async def noted(self, seq, k):
+        draft = await propose(self, seq, k)
+        if draft.tokens:
+            drafted.append((seq.text.tolist(), list(draft.tokens), draft.q, self.model))
+        return draft
+
+    monkeypatch.setattr(FeaturesDrafter, "propose", noted)
+    model = forerun.load("tiny", lanes=3, max_context=64, graphs=graphs)
+    prompts = PROMPTS[:1] if graphs else PROMPTS  # kernels are slow where they are interpreted
+    model.generate(prompts, method="ar", max_tokens=3, ignore_eos=True)  # slots without features
+    for temperature in (1.0,) if graphs else (0.0, 1.0):
+        options = dict(draft=str(tmp_path), k=3, temperature=temperature, seed=4, ignore_eos=True)
+        model.generate(prompts, method="specdiff", max_tokens=9 if graphs else 12, **options)
+        assert len(drafted) > 1
+        for text, tokens, q, _ in drafted:
+            expected = laws_of_network(drafter, network, text, tokens, temperature)
+            if q is None:  # certain of every token
+                assert expected.argmax(-1).tolist() == tokens
+            else:
+                torch.testing.assert_close(q.float(), expected, atol=2e-4, rtol=2e-3)
+        drafted.clear()
+    if graphs:
+        assert all(host.runner.captured for host in model.engine.hosts)
+
+
+def test_only_new_positions_are_projected(tmp_path):
+    make_drafter(tmp_path)
+    model = forerun.load("tiny", lanes=1, max_context=64)
+    out = model.generate(
+        [7] * 20, method="specdiff", draft=str(tmp_path), max_tokens=12, ignore_eos=True
+    )
+    host = next(host for host in model.engine.hosts if host.looks_into is not None)
+    drafts = host.work.forwards
+    assert drafts == out.stats.draft_forwards
+    assert drafts < out.stats.forwards  # nothing to look into before the first
+    # every position of the text once, and a block each time
+    assert host.work.rows <= 20 + 12 + 5 * drafts
+
+
+@pytest.mark.parametrize("method", ["specdiff", "speculative"])
+def test_greedy_text_is_that_of_ar(tmp_path, method):
+    make_drafter(tmp_path, markov_rank=3)
+    model = forerun.load("tiny", lanes=3)
+    options = dict(max_tokens=12, temperature=0, ignore_eos=True)
+    plain = model.generate(PROMPTS, method="ar", **options)
+    drafted = model.generate(PROMPTS, method=method, draft=str(tmp_path), **options)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+
+
+def test_a_perfect_drafter_is_always_believed(tmp_path, monkeypatch):
+    """With the target's own next tokens as drafts everything is accepted, so that places are
+    right."""
+    make_drafter(tmp_path)
+    model = forerun.load("tiny", lanes=1)
+    options = dict(max_tokens=13, temperature=0, ignore_eos=True)
+    text = model.generate([3, 4], method="ar", **options).token_ids
+    forward = type(model.draft_model(str(tmp_path)).backbone).forward
+
+    def oracle(self, batch, slots):
+        logits = forward(self, batch, slots)
+        positions = batch.positions_T[batch.reads_R] - 2
+        best = torch.tensor([(text + [0] * 9)[p] for p in positions.tolist()])
+        return torch.zeros_like(logits).scatter_(1, best[:, None], 9.0)
+
+    monkeypatch.setattr(type(model.draft_model(str(tmp_path)).backbone), "forward", oracle)
+    out = model.generate([3, 4], method="specdiff", draft=str(tmp_path), k=4, **options)
+    assert out.token_ids == text
+    assert out.stats.forwards == 1 + 3  # one token, then three times four and one; 13 in all
+
+
+def test_layouts(tmp_path):
+    """Ours is `speculators`' own; the authors' is read too; eight bits are nearly the same."""
+    drafter, network = make_drafter(tmp_path / "a", markov_rank=3)
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert config["speculators_model_type"] == "dspark"
+    assert config["aux_hidden_state_layer_ids"] == [1, 2]  # hidden states, the embedding is 0
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
+    names = set(load_file(tmp_path / "a" / "model.safetensors"))
+    assert {"fc.weight", "hidden_norm.weight", "norm.weight"} < names
+    assert {"markov_head.markov_w1.weight", "layers.1.self_attn.q_norm.weight"} < names
+
+    drafters.write_drafter(tmp_path / "b", drafter, network.config, bits=8)
+    eight = drafters.read_drafter(tmp_path / "b", torch.float32)
+    assert eight.shape == drafter.shape
+    torch.testing.assert_close(eight.fc.weight, drafter.fc.weight, atol=0.01, rtol=0.01)
+
+    plain, _ = make_drafter(tmp_path / "c")
+    theirs = {
+        **json.loads((tmp_path / "c" / "config.json").read_text())["transformer_layer_config"],
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 5,
+        "num_target_layers": 2,
+        "dflash_config": {"mask_token_id": 255, "target_layer_ids": [0, 1]},
+    }
+    (tmp_path / "c" / "config.json").write_text(json.dumps(theirs))
+    again = drafters.read_drafter(tmp_path / "c", torch.float32)
+    assert again.shape == plain.shape
+    assert torch.equal(again.fc.weight, plain.fc.weight)
+
+
+def test_the_librarys_candidate_generator_drafts_the_same(tmp_path):
+    """`transformers` has a drafter of this kind: with our weights it drafts our tokens."""
+    assistant = pytest.importorskip("transformers.models.muse_glimmer_assistant")
+    from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+
+    drafter, network = make_drafter(tmp_path)
+    config = assistant.MuseGlimmerAssistantConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=drafter.shape.eps,
+        hidden_act="silu",
+        layer_types=["full_attention"] * 2,
+        rope_parameters={"rope_type": "default", "rope_theta": drafter.shape.rope_theta},
+        target_layer_ids=[0, 1],
+        block_size=5,
+        mask_token_id=255,
+        vocab_size=257,
+    )
+    theirs = assistant.MuseGlimmerAssistantModel(config).eval()
+    renamed = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
+    state = {}
+    for name, weight in drafter.state_dict().items():
+        for ours, other in renamed.items():
+            name = name.replace(ours, other) if name.startswith(ours) else name
+        state[name] = weight
+    theirs.load_state_dict(state)
+    text = [5, 6, 7, 9, 11, 40]
+    ids = torch.tensor([text])
+    with torch.no_grad():
+        first = network(ids[:, :-1], output_hidden_states=True).hidden_states[1]
+        states = {0: first, 1: last_state(network, text[:-1])}
+        generator = DFlashTokenCandidateGenerator(
+            theirs,
+            network.get_input_embeddings(),
+            network.get_output_embeddings(),
+            forerun_generation_config(),
+        )
+        candidates, logits = generator.get_candidates(
+            ids,
+            {"position_ids": torch.arange(6)[None], "attention_mask": torch.ones(1, 6).long()},
+            type("Outputs", (), {"hidden_states": states})(),
+            is_first_iteration=False,
+            n_last_matches=0,
+        )
+    ours = laws_of_network(drafter, network, text, [0] * 4, 1.0)
+    logits[..., 255] = -torch.inf
+    torch.testing.assert_close(logits[0].softmax(-1), ours, atol=1e-4, rtol=1e-3)
+    assert candidates.shape[1] == 6 + 4
+
+
+def forerun_generation_config():
+    from transformers import GenerationConfig
+
+    return GenerationConfig(max_length=64, do_sample=False)
+
+
+def test_who_has_no_drafter_is_told(tmp_path):
+    model = forerun.load("tiny", lanes=1)
+    with pytest.raises(BadCheckpoint, match="forerun train drafter --target tiny"):
+        model.generate([1, 2], method="specdiff", draft="auto", max_tokens=2)
+    with pytest.raises(BadOption, match="'auto'"):
+        model.generate([1, 2], method="specdiff", max_tokens=2)
+    make_drafter(tmp_path, hidden=32, heads=2, key_heads=2)
+    with pytest.raises(BadCheckpoint, match="another target"):
+        model.generate([1, 2], method="specdiff", draft=str(tmp_path), max_tokens=2)
+    with pytest.raises(NotAble, match="hidden states"):
+        forerun.load("tiny:gpt2").generate([1, 2], method="specdiff", draft=str(tmp_path))
+
+
+def test_a_drafter_is_found_by_the_shape_of_its_target(tmp_path, monkeypatch):
+    make_drafter(tmp_path / "tiny", markov_rank=2)
+    monkeypatch.setattr(drafters, "HOME", tmp_path)
+    options = dict(max_tokens=6, temperature=0, ignore_eos=True)
+    model = forerun.load("tiny", lanes=1)
+    for draft in ("auto", "tiny:drafter"):
+        out = model.generate([1, 2], method="specdiff", draft=draft, **options)
+        assert out.token_ids == model.generate([1, 2], method="ar", **options).token_ids
+        assert out.stats.forwards < 7
+
+
+def test_missing_weights_are_named(tmp_path):
+    make_drafter(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["fc.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"fc\.weight"):
+        drafters.read_drafter(tmp_path, torch.float32)
+
+
+def test_layers_are_spread_as_published():
+    assert spread_layers(36, 5) == (1, 9, 17, 25, 33)
+    assert spread_layers(30, 5) == (1, 8, 14, 20, 27)
+
+
+def test_a_method_may_ask_for_hidden_states():
+    """As one tensor per sequence, of named layers, after rejected guesses and in a batch."""
+    network = tiny.build("llama", 0, torch.float32)
+    seen = []
+
+    @forerun.method("looking", guarantee="exact", reference="ar")
+    async def looking(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
+        await target.conditionals(seq, [1, 2, 3])  # a guess that is not taken
+        while seq.goes_on():
+            seen.append((seq.text.tolist(), await target.features(seq, [1, 0])))
+            law = await target.next_law(seq)
+            seq.fill(seq.next(1), [(await seq.draw(sample_token, law)).token], "sampled")
+
+    model = forerun.load("tiny", lanes=2)
+    options = dict(max_tokens=4, ignore_eos=True)
+    plain = model.generate(PROMPTS, method="ar", **options)
+    looked = model.generate(PROMPTS, method=looking, **options)
+    assert [r.token_ids for r in looked] == [r.token_ids for r in plain]
+    assert len(seen) == 12
+    for text, features in seen:
+        with torch.no_grad():
+            states = network(torch.tensor([text]), output_hidden_states=True).hidden_states
+            expected = torch.cat([last_state(network, text), states[1]], -1)[0]
+        torch.testing.assert_close(features, expected, atol=1e-4, rtol=1e-3)

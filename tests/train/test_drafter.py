@@ -1,0 +1,150 @@
+"""A drafter that looks into its target learns the target's own text, and stops and goes on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forerun
+from forerun.checkpoints import tiny
+from forerun.errors import BadOption
+from forerun.train import head_loss as head_loss_file
+from forerun.train.drafter import DrafterRecipe, end_tokens, read_recipe, train_drafter, walk
+from forerun.train.frozen import FrozenTarget
+from forerun.train.head_loss import head_loss
+from forerun.train.own_text import GREEDY, TextOptions, make_scripts, write_own_text
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny.build("llama", 0, torch.float32)
+
+
+def tokenizer():
+    made = tiny.tokenizer()
+    made.chat_template = TEMPLATE
+    return made
+
+
+def own_text(network, **options):
+    target = FrozenTarget(network, 64)
+    scripts = make_scripts(tokenizer(), ["why?"], ["def f", "x = "])
+    options = TextOptions(**dict(texts=16, longest=64, most=2048, seconds=60) | options)
+    return write_own_text(target, scripts, end_tokens(tokenizer(), scripts), options)
+
+
+def test_a_frozen_target_has_the_hidden_states_of_the_library(network):
+    target = FrozenTarget(network, 64)
+    tokens = torch.tensor([[5, 6, 7, 8], [9, 9, 1, 2]])
+    with torch.no_grad():
+        found = network(tokens, output_hidden_states=True)
+        torch.testing.assert_close(target.logits(tokens), found.logits)
+        torch.testing.assert_close(target.features(tokens, [0]), found.hidden_states[1])
+
+
+def test_greedy_answers_are_what_the_target_would_write(network):
+    """Texts that begin whenever another ends, over a ring of columns: each sees only itself."""
+    text = own_text(network)
+    target = FrozenTarget(network, 64)
+    checked = 0
+    for first, last, answer in text.spans():
+        if text.marks[answer] & GREEDY:
+            tokens = torch.from_numpy(text.tokens[first:last].astype(np.int64))
+            with torch.no_grad():
+                best = target.logits(tokens[None])[0].argmax(-1)
+            here = answer - first
+            assert best[here - 1 : -1].tolist() == tokens[here:].tolist()
+            checked += last - answer
+    assert checked > 200
+
+
+def test_texts_are_questions_answers_and_code(network):
+    text = own_text(network)
+    decoded = [tokenizer().decode(text.tokens[a:b].tolist()) for a, b, _ in text.spans()]
+    assert any(one.startswith("<user>why?~<assistant>") for one in decoded)
+    assert any(one.startswith("def f") for one in decoded)
+    asked = [one for one in decoded if one.startswith("<user>") and "why?" not in one]
+    assert asked and all("~<assistant>" in one for one in asked)
+
+
+def test_a_loss_in_parts_has_the_gradients_of_cross_entropy(monkeypatch):
+    monkeypatch.setattr(head_loss_file, "ROWS", 3)
+    torch.manual_seed(0)
+    x, head, rows, matrix = (
+        torch.randn(*shape, requires_grad=True) for shape in ((8, 5), (5, 11), (8, 2), (11, 2))
+    )
+    labels = torch.randint(0, 11, (8,))
+    weights = torch.rand(8)
+    ours = head_loss(x, head, labels, weights, (rows, matrix))
+    theirs = (F.cross_entropy(x @ head + rows @ matrix.T, labels, reduction="none") * weights).sum()
+    torch.testing.assert_close(ours, theirs)
+    trained = (x, rows, matrix)
+    for one, other in zip(
+        torch.autograd.grad(2 * ours, trained), torch.autograd.grad(2 * theirs, trained)
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_walk_counts_forwards():
+    assert walk(np.array([0, 3, 0, 0, 0, 1, 0]), 6) == (6, 3)  # 0 -> 1 -> 5 -> end
+    assert walk(np.zeros(5, int), 4) == (4, 4)
+
+
+def test_a_drafter_learns_goes_on_and_drafts(network, tmp_path):
+    """The whole way: own text, training in two calls, a checkpoint that decodes, and more than one
+    token per forward."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("abc", "def f", "0123")))
+    lines = []
+
+    def recipe(seconds):
+        return DrafterRecipe(
+            layers=1,
+            features=2,
+            block=4,
+            markov_rank=4,
+            seconds=seconds,
+            batch=4,
+            anchors=16,
+            learning_rate=1e-2,
+            measure_every=60,
+            held_out=4,
+            text=TextOptions(texts=32, longest=48, greedy=1.0, most=6000, seconds=20),
+        )
+
+    for seconds in (1.0, 4.0):
+        folder = train_drafter(
+            recipe(seconds),
+            network,
+            tiny.tokenizer(),
+            tmp_path / "run",
+            prompts=str(prompts),
+            log=lines.append,
+        )
+    assert any("going on from step" in line for line in lines)
+    curve = (tmp_path / "run" / "drafter-curve.csv").read_text().splitlines()
+    losses = [float(row.split(",")[3]) for row in curve[1:]]
+    assert losses[-1] < losses[0]
+    model = forerun.load("tiny", lanes=1)
+    for one in (folder, tmp_path / "run" / "drafter-8bit"):
+        options = dict(max_tokens=24, temperature=0, ignore_eos=True)
+        out = model.generate("abc", method="specdiff", draft=str(one), k=3, **options)
+        assert out.token_ids == model.generate("abc", method="ar", **options).token_ids
+
+
+def test_recipes_refuse_what_they_do_not_know(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("layers: 2\ntext:\n  texts: 8\n")
+    assert read_recipe(str(file)).text.texts == 8
+    file.write_text("layer: 2\n")
+    with pytest.raises(BadOption, match="layers"):
+        read_recipe(str(file))
+    with pytest.raises(BadOption, match="markov_rank=0"):
+        DrafterRecipe(autoregressive=True)
