@@ -390,7 +390,7 @@ def write() -> None:
     for part, entries in known.items():
         if part != "machine":
             lines += table(part, entries)
-    lines += [f"`python bench/cpu.py` on {known['machine']}, a shared machine.", "", END]
+    lines += [f"`python bench/cpu.py` on {known['machine']}, a shared machine.", END]
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]

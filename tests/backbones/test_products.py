@@ -168,13 +168,23 @@ class TestTable:
 
     def test_bits_are_given_up_only_for_much_speed(self, tmp_path):
         table = measure.Table(tmp_path)
-        for slower, kind in ((3.0, "int4"), (5.0, "widened")):
+        for slower, kind in ((8.0, "int4"), (12.0, "widened")):
             rows = {str(n): 1.0 for n in measure.ROWS}
             table.times["int4 64x64"] = {
                 "int4": {n: slower * t for n, t in rows.items()},
                 "widened": rows,
             }
             assert table.fastest("int4", (64, 64), products.KINDS["int4"]) == kind
+
+    @pytest.mark.parametrize("quantize", ["int8", "int4"])
+    def test_a_small_matrix_keeps_its_bits_whatever_a_noisy_machine_measured(
+        self, quantize, tmp_path
+    ):
+        table = measure.Table(tmp_path)
+        table.times[f"{quantize} 64x64"] = {"widened": {str(n): 1e-9 for n in measure.ROWS}}
+        kind, product = measure.product_for(torch.randn(64, 64), None, quantize, table)
+        assert kind != "widened"
+        assert products.keeps_bits(product, 64)
 
     def test_a_kind_that_does_not_run_here_is_left_out(self, tmp_path):
         def broken(weight_OI, bias):

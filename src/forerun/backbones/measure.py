@@ -21,6 +21,7 @@ from torch import Tensor
 
 from forerun.backbones import products
 from forerun.backbones.products import FloatLayout, Product
+from forerun.errors import NotAble
 
 ROWS = (1, 8, 32)
 WEIGHT_OF_ROWS = {1: 2.0, 8: 1.0, 32: 0.5}  # how much each counts: most forwards have few rows
@@ -30,7 +31,7 @@ MOST_SECONDS = 4.0  # for all shapes of a model; what is not measured by then ta
 MOST_WEIGHTS = 1 << 22  # of a larger matrix a part is measured
 LEAST_WEIGHTS = 1 << 16  # in a smaller one nothing is to be gained
 FORMAT = 1
-WORTH_THE_BITS = 4.0  # times slower that a product may be if a row keeps its bits in it
+WORTH_THE_BITS = 10.0  # times slower that a product may be if a row keeps its bits in it
 
 Times = dict[str, float]  # microseconds by number of rows
 
@@ -209,5 +210,19 @@ def product_for(
     kinds = products.KINDS[quantize]
     if weight_OI.shape[1] % products.GROUP:
         return "widened", kinds["widened"](weight_OI, bias)
+    if weight_OI.numel() < LEAST_WEIGHTS:
+        return _first_that_keeps_bits(weight_OI, bias, kinds)
     kind = table.fastest(quantize, (weight_OI.shape[0], weight_OI.shape[1]), kinds)
     return kind, kinds[kind](weight_OI, bias)
+
+
+def _first_that_keeps_bits(
+    weight_OI: Tensor, bias: Tensor | None, kinds: Mapping[str, products.MakeProduct]
+) -> tuple[str, Product]:
+    """A small matrix takes no time, whatever the kind."""
+    for kind, make in kinds.items():
+        with contextlib.suppress(Exception):  # an operation that this torch does not have here
+            product = make(weight_OI, bias)
+            if kind == "widened" or products.keeps_bits(product, weight_OI.shape[1]):
+                return kind, product
+    raise NotAble("no product of a quantised matrix runs here: load the model without quantize.")
