@@ -157,11 +157,17 @@ def _become_first_process() -> None:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         return
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: _kill(child))
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.waitpid(child, 0)
     os._exit(0)
+
+
+def _kill(process: int) -> None:
+    """End a process, which may have ended a moment ago."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 def _drop_privileges() -> None:
