@@ -39,7 +39,7 @@ def tokens(results):
 @every_pair(how=NAMED, arch=ARCHITECTURES, dtype=[torch.float64, torch.float32])
 def test_greedy_text_is_plain_decodings_text(arch, how, dtype):
     m = model(arch, dtype, seed=int(dtype is torch.float32))
-    plain = m.generate(PROMPTS, max_tokens=16)
+    plain = m.generate(PROMPTS, method="ar", max_tokens=16)
     fast = m.generate(PROMPTS, max_tokens=16, **how)
     assert tokens(fast) == tokens(plain)
     assert all(f.stats.forwards <= p.stats.forwards for f, p in zip(fast, plain))
@@ -49,7 +49,7 @@ def test_greedy_text_is_plain_decodings_text(arch, how, dtype):
 @pytest.mark.parametrize("count", [1, 2, 3, 30])
 def test_every_length_is_met_exactly_alone_and_batched(how, count):
     m = model("llama", torch.float64)
-    plain = m.generate(PROMPTS, max_tokens=count, ignore_eos=True)
+    plain = m.generate(PROMPTS, method="ar", max_tokens=count, ignore_eos=True)
     assert tokens(m.generate(PROMPTS, max_tokens=count, ignore_eos=True, **how)) == tokens(plain)
     assert [
         m.generate(p, max_tokens=count, ignore_eos=True, **how).token_ids for p in PROMPTS
@@ -61,7 +61,7 @@ def test_text_ends_at_an_end_token_anywhere_in_a_guess(how):
     m = model("llama", torch.float64)
     written = m.generate(PROMPTS[0], max_tokens=18, ignore_eos=True).token_ids
     for stop in dict.fromkeys(written):
-        plain = m.generate(PROMPTS[0], max_tokens=18, stop_token_ids=[stop])
+        plain = m.generate(PROMPTS[0], method="ar", max_tokens=18, stop_token_ids=[stop])
         fast = m.generate(PROMPTS[0], max_tokens=18, stop_token_ids=[stop], **how)
         assert (fast.token_ids, fast.finish_reason) == (plain.token_ids, plain.finish_reason)
 
@@ -95,7 +95,7 @@ def test_log_probabilities_are_those_of_plain_decoding(how):
 def test_the_whole_context_can_be_used(how):
     m = model("llama", torch.float64)
     prompt = list(range(2, 152))
-    plain = m.generate(prompt, max_tokens=10, ignore_eos=True)
+    plain = m.generate(prompt, method="ar", max_tokens=10, ignore_eos=True)
     assert (
         m.generate(prompt, max_tokens=10, ignore_eos=True, **how).token_ids == plain.token_ids
         and len(plain.token_ids) == 10
@@ -106,7 +106,7 @@ def test_a_distilled_model_decodes_several_tokens_per_forward():
     m = forerun.load("zoo:consistency", lanes=4)
     prompts = CODE
     how = dict(max_tokens=64, ignore_eos=True)
-    plain = m.generate(prompts, **how)
+    plain = m.generate(prompts, method="ar", **how)
     for options in (dict(method="jacobi"), dict(method="multiblock")):
         fast = m.generate(prompts, **options, **how)
         assert tokens(fast) == tokens(plain)
@@ -263,7 +263,7 @@ def test_candidates_beyond_the_slots_behind_a_text_are_left_out():
     """Text that fills the context leaves MAX_TAIL_TOKENS; shorter text leaves more."""
     m = model("llama", torch.float64)
     how = dict(max_tokens=40, ignore_eos=True)
-    plain = m.generate([5, 6, 5, 6, 5], **how)
+    plain = m.generate([5, 6, 5, 6, 5], method="ar", **how)
     wide = m.generate([5, 6, 5, 6, 5], method="multiblock", block=128, candidates=7, **how)
     assert wide.token_ids == plain.token_ids
 

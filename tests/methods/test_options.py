@@ -10,6 +10,8 @@ PROBES = (-1, 0, 1, 2, 3, 5, 6, 0.5, 1.5)
 
 # of every option its default, and behind a colon which of the probes it takes
 EXPECTED = """
+auto most=16: 1 2 3 5 6
+auto learn=True:
 speculative k=5: 1 2 3 5 6
 lookup k=10: 1 2 3 5 6
 predicted k=32: 1 2 3 5 6
@@ -145,6 +147,8 @@ draft ddpm_cache draft_temperature=1.0: 1 2 3 5 6 0.5 1.5
 draft ddpm_cache first=0: 0 1 2 3 5 6
 draft ddpm_cache first_draft=lookup:
 draft ddpm_cache opening=None: -1 0 1 2 3 5 6 0.5 1.5
+draft features adapt=False:
+draft features draft_temperature=1.0: 1 2 3 5 6 0.5 1.5
 """
 
 
