@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 import forerun
-from forerun.backbones import lean
+from forerun.backbones import products
 from forerun.backbones.attention import LayerAttention, _side_by_side
 from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
@@ -428,7 +428,7 @@ def test_numbers_too_large_for_half_precision_are_normed_first():
 def test_few_rows_in_half_precision_go_through_our_product(monkeypatch):
     """Their logits pass the check that every capture must pass."""
     # the layout that matrices have on a GPU
-    monkeypatch.setattr(lean, "_transposed", lambda weight: weight.t())
+    monkeypatch.setattr(products.FloatLayout, "of", lambda layout, weight: weight.t())
     used = []
     right = matmul.fixed_product
 
@@ -486,7 +486,7 @@ def test_deterministic_is_refused_by_name_where_it_cannot_be():
 
 def test_deterministic_forwards_go_by_fixed_kernels_only(monkeypatch):
     """Prompts, first forwards and captured ones, with graphs and without."""
-    monkeypatch.setattr(lean, "_transposed", lambda weight: weight.t())
+    monkeypatch.setattr(products.FloatLayout, "of", lambda layout, weight: weight.t())
     expected = forerun.load("tiny:qwen3").generate([3, 4, 5], method="ar", max_tokens=5).token_ids
     right = matmul.product
     how = []

@@ -156,8 +156,8 @@ def test_a_mask_that_may_be_written_is_caught(monkeypatch):
     monkeypatch.setattr(
         Host,
         "__init__",
-        lambda self, backbone, lanes, room, impossible=(), graphs=None: original(
-            self, backbone, lanes, room
+        lambda self, backbone, lanes, room, impossible=(), *more: original(
+            self, backbone, lanes, room, (), *more
         ),
     )
     assert any_caught()

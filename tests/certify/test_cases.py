@@ -127,7 +127,7 @@ def test_the_reference_law_does_not_come_from_the_method_under_test():
 
 def test_every_method_that_claims_to_be_exact_is_certified_here():
     certified = {"ar", "speculative", "lookup", "sequential", "assd", "stepwise", "ssd", "specdiff"}
-    assert set(EXACT) == certified | {"jacobi", "multiblock", "lookahead", "predicted"} | {
+    assert set(EXACT) == certified | {"jacobi", "multiblock", "lookahead", "predicted", "auto"} | {
         "s2d2-exact",
         "block-stepwise",
         "block-ssd",

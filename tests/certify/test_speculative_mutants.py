@@ -129,6 +129,9 @@ def test_a_stale_slot_is_caught(monkeypatch):
     monkeypatch.setattr(
         Memo, "start", lambda self, plan: min(self.held.shape[1], plan.stored, plan.first_read)
     )
+    monkeypatch.setattr(
+        Memo, "common_prefix", lambda self, text: min(self.held.shape[1], len(text))
+    )
     assert caught(certificate())
 
 
@@ -138,6 +141,12 @@ def test_a_memo_one_row_too_long_is_caught(monkeypatch):
         Memo,
         "start",
         lambda self, plan: min(original(self, plan) + 1, plan.first_read, self.held.shape[1]),
+    )
+    common = Memo.common_prefix
+    monkeypatch.setattr(
+        Memo,
+        "common_prefix",
+        lambda self, text: min(common(self, text) + 1, self.held.shape[1], len(text)),
     )
     assert caught(certificate())
 
@@ -166,7 +175,7 @@ def test_noise_that_depends_on_the_batch_is_caught(monkeypatch):
     def together_and_alone():
         prompts, how = (
             [[0, 1], [2], [1, 1, 0], [0, 2]],
-            dict(temperature=1.0, max_tokens=12, seed=3),
+            dict(method="ar", temperature=1.0, max_tokens=12, seed=3),
         )
         together = [r.token_ids for r in table_model(TARGET).generate(prompts, **how)]
         return together, [

@@ -53,11 +53,11 @@ def test_drafts_accepted_unseen_are_refuted(monkeypatch):
 
 
 def test_lookup_that_takes_its_copies_unseen_is_refuted(monkeypatch):
-    def wrong(x, q, p, sample):
+    def wrong(x, p, sample):
         n = (x >= 0).sum(-1)
         return Verdict(n, sample(p[torch.arange(len(n)), n]))
 
-    monkeypatch.setattr(speculative_file, "rejection", wrong)
+    monkeypatch.setattr(speculative_file, "matching", wrong)
     assert certify(fresh(), "lookup").verdict == "fails"
 
 

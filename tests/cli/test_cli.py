@@ -350,6 +350,7 @@ def test_in_a_batch_the_good_ones_are_printed_and_the_exit_code_tells():
 
 def test_ctrl_c_prints_what_was_decoded_so_far():
     words = ["generate", "x", "--model", "tiny", "--max-tokens", "500", "--ignore-eos", "--json"]
+    words += ["--method", "ar"]
     slow = "\n".join(
         [
             "import sys, time, forerun.backbones.lean as b",

@@ -16,6 +16,7 @@ ORDERED = [name for name in EXACT if registry.method_named(name).left_to_right]
 def test_all_methods_that_go_from_left_to_right_are_here():
     assert set(ORDERED) == {
         "ar",
+        "auto",
         "speculative",
         "lookup",
         "predicted",

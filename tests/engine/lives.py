@@ -71,6 +71,7 @@ def causal_requests() -> list[dict[str, Any]]:
         dict(method="multiblock", block=4, candidates=2),
         dict(method="lookahead", window=3, ngram=3, guesses=3),
         dict(method="lookup", k=4),
+        dict(method="auto"),
         dict(method="predicted", k=4, prediction=[5, 5, 9, 3, 100, 7, 5]),
         dict(method="speculative", draft=causal, k=3),
         dict(method="specdiff", draft=masked, k=4, keep=True),

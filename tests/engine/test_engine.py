@@ -260,10 +260,10 @@ def test_a_method_that_fails_fails_alone(monkeypatch):
 def test_a_rule_that_fails_takes_only_its_users_with_it(monkeypatch):
     import forerun.methods.speculative as file
 
-    def broken(x, q, p, sample):
+    def broken(*arguments):
         raise RuntimeError("bad rule")
 
-    monkeypatch.setattr(file, "rejection", broken)
+    monkeypatch.setattr(file, "matching", broken)
     m = stepped(fresh(lanes=2))
     bad, good = (
         m.submit([1, 2], method="lookup", max_tokens=5),

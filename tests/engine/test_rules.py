@@ -78,7 +78,7 @@ def test_a_rule_that_draws_without_end_runs_by_its_plain_code(programs, monkeypa
 
     monkeypatch.setattr(autoregressive, "sample_token", greedy_of_many)
     m = fresh()
-    assert len(m.generate([1, 2, 3], max_tokens=4, ignore_eos=True).token_ids) == 4
+    assert len(m.generate([1, 2, 3], method="ar", max_tokens=4, ignore_eos=True).token_ids) == 4
     assert "runs by its plain code" in caplog.text
 
 

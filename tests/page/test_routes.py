@@ -14,7 +14,7 @@ from forerun.page.routes import page_routers
 from forerun.serve.app import create_app
 from forerun.serve.settings import Settings
 
-RUN = {"model": "zoo:ar", "prompt": "def f(", "max_tokens": 4, "temperature": 0}
+RUN = {"model": "zoo:ar", "prompt": "def f(x):", "max_tokens": 4, "temperature": 0}
 
 
 @cache
@@ -68,7 +68,7 @@ def test_the_whole_page_is_small():
 
 
 def test_a_stream_has_the_lines_of_a_trace():
-    lines = lines_of(run(RUN, {**RUN, "forerun": {"method": "lookup"}}))
+    lines = lines_of(run(*({**RUN, "forerun": {"method": name}} for name in ("ar", "lookup"))))
     first = [line for line in lines if line["request"] == 0]
     assert [line["kind"] for line in first] == ["start", *["forward", "commit"] * 4, "end"]
     second = [line for line in lines if line["request"] == 1]

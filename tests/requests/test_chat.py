@@ -9,7 +9,7 @@ from tests.helpers import fresh, model
 from tests.requests.test_errors import with_template
 
 LETTERS = model().encode("abcdefghijklmnopqrstuvwxyz")
-HOW = dict(max_tokens=6, ignore_eos=True, allowed_tokens=LETTERS)
+HOW = dict(method="ar", max_tokens=6, ignore_eos=True, allowed_tokens=LETTERS)
 
 
 def test_a_chat_remembers_what_was_said():

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from forerun.engine.cache import Memo
 from forerun.engine.pack import Segment, visible
+from forerun.engine.pages import PagePool, PageShape, PageTable
 from forerun.families.causal import Causal
 from forerun.sequence.rows import HI, HORIZON, POSITION, Plan, causal_rows, reusable
 
@@ -86,12 +87,18 @@ def test_kept_rows_saw_nothing_but_kept_rows(old, new, size):
     assert old[:kept] == new[:kept] and kept <= len(new) - 1
 
 
+def lone_memo(slots):
+    """The memo of one lane, with a page for each slot."""
+    pool = PagePool(PageTable(1, slots, PageShape(slots, 1)), lambda *_: None, copies=False)
+    return Memo(slots, pool, 0)
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_memo_finds_what_comparing_all_rows_finds(data):
     """Whatever plans ran before: plain text, text with tails, rows that see ahead, rows that are
     trusted."""
-    memo, tokens = Memo(16), st.lists(st.integers(0, 1), min_size=1, max_size=6)
+    memo, tokens = lone_memo(16), st.lists(st.integers(0, 1), min_size=1, max_size=6)
     for _ in range(4):
         text = np.array(data.draw(tokens), np.int32)
         kind = data.draw(st.sampled_from(["text", "tails", "blocks", "trusted"]))
@@ -109,6 +116,7 @@ def test_a_memo_finds_what_comparing_all_rows_finds(data):
             )
         start = memo.start(p)
         assert start == reusable(memo.held, p)
+        memo.claim(start, p.stored)
         memo.ran(p, start)
 
 

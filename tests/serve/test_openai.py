@@ -37,8 +37,14 @@ def test_models_are_listed_with_what_they_promise(client):
 
 
 def test_a_completion_is_what_the_model_writes(client):
-    r = client.completions.create(model="plain", prompt="hello", max_tokens=20, temperature=0)
-    result = alone("plain", "hello", max_tokens=20)
+    r = client.completions.create(
+        model="plain",
+        prompt="hello",
+        max_tokens=20,
+        temperature=0,
+        extra_body={"forerun": {"method": "ar"}},
+    )
+    result = alone("plain", "hello", max_tokens=20, method="ar")
     assert r.choices[0].text == result.text and r.object == "text_completion"
     assert r.usage.prompt_tokens == 5 and r.usage.completion_tokens == len(result.token_ids)
     assert r.forerun["method"] == "ar" and r.forerun["guarantee"] == "exact"
@@ -270,7 +276,7 @@ def test_a_response_is_one_answer_with_its_events(client):
         (dict(extra_body={"forerun": {"method": "lookpu"}}), "did you mean 'lookup'"),
         (dict(extra_body={"forerun": {"draft": "/etc/passwd"}}), "draft '/etc/passwd' is unknown"),
         (dict(extra_body={"forerun": {"metod": "ar"}}), "did you mean 'method'"),
-        (dict(extra_body={"forerun": {"options": {"streams": True}}}), "option of method='ar'"),
+        (dict(extra_body={"forerun": {"options": {"streams": True}}}), "option of method='auto'"),
         (dict(extra_body={"response_format": {"type": "xml"}}), "type='xml' must be 'text'"),
         (dict(logit_bias={"x": 1}), "keys must be token ids"),
         (dict(stop=[""]), "stop"),
@@ -313,7 +319,13 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(client, live):
 
     m.backbone.forward = fails_later
     try:
-        stream = client.completions.create(model="plain", prompt="hi", max_tokens=9, stream=True)
+        stream = client.completions.create(
+            model="plain",
+            prompt="hi",
+            max_tokens=9,
+            stream=True,
+            extra_body={"forerun": {"method": "ar"}},
+        )
         with pytest.raises(openai.APIError, match="the server failed") as failed:
             list(stream)
     finally:

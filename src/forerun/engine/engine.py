@@ -186,6 +186,7 @@ class Engine:
             self._serve_cheapest()
         finally:
             self._in_step = False
+            self._parts = []  # a finished request must not be held, nor its model
             while self._to_cancel:
                 self.cancel(self._to_cancel.popleft())
 
