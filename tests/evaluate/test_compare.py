@@ -44,11 +44,11 @@ def test_batches_change_nothing_but_the_time():
 
 
 def test_a_method_that_is_fast_and_wrong_looks_wrong(monkeypatch):
-    def wrong(x, q, p, sample):
+    def wrong(x, p, sample):
         n = (x >= 0).sum(-1)
         return Verdict.of_batch(accepted=n, token=sample(p[torch.arange(len(n)), n]))
 
-    monkeypatch.setattr(speculative_file, "rejection", wrong)
+    monkeypatch.setattr(speculative_file, "matching", wrong)
     m = fresh()
     settings = ComparisonSettings(max_tokens=20, rounds=1)
     contestants = contestants_for(m, ["ar", "lookup"])
@@ -95,7 +95,7 @@ def test_arithmetic_and_traffic_are_counted_from_what_ran():
 def test_methods_that_need_a_draft_take_part_if_there_is_one():
     m = fresh()
     methods = [one.method for one in contestants_for(m)]
-    assert methods == ["ar", "jacobi", "lookahead", "lookup", "multiblock"]
+    assert methods == ["ar", "auto", "jacobi", "lookahead", "lookup", "multiblock"]
     last = contestants_for(m, None, model("llama", seed=1))[-1]
     assert last.label.startswith("speculative (tiny:llama:1")
     without_draft = Contestant(m, "speculative", {"draft": None})
@@ -130,7 +130,8 @@ def test_the_command_prints_a_table_json_csv_and_a_page(tmp_path):
         str(tmp_path / "c.html"),
     ]
     report = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
-    names = ["ar", "jacobi", "lookahead", "lookup", "multiblock", "speculative (zoo:drafter)"]
+    names = ["ar", "auto", "jacobi", "lookahead", "lookup", "multiblock"]
+    names += ["speculative (zoo:drafter)"]
     assert [row["method"] for row in report["rows"]] == names
     assert all(row["equals_reference"] == 1 for row in report["rows"]) and report["machine"]
     with open(tmp_path / "c.csv") as file:

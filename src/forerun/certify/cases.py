@@ -154,10 +154,7 @@ def constrained_cases(name: str, **engine: str) -> list[Case]:
     method = registry.method_named(name)
     if not method.left_to_right:
         return []
-    options = {**DEEP_OPTIONS.get(name, {})}
-    if name in DRAWN_DRAFTS:  # unconstrained drafts have far more ways
-        length = "most" if name == "auto" else "k"
-        options |= {length: 2, **{name: value for name, value in FEWER.items() if name in options}}
+    options = short_drafts(name)  # unconstrained drafts have far more ways
     same: Options = {"max_tokens": 5, "method_options": options, **engine}
     masks = bool({SubsetScorer, BlockFiller} & set(method.needs))
     spelled = LETTERS if masks else LETTERS[:3]
@@ -218,15 +215,22 @@ HEALED: list[Options] = [
 ]
 
 
+def short_drafts(name: str) -> Options:
+    """Options of a method under which drafts that are drawn have two tokens at most."""
+    options: Options = {**DEEP_OPTIONS.get(name, {})}
+    if name in DRAWN_DRAFTS:
+        length = "most" if name == "auto" else "k"
+        options |= {length: 2, **{key: value for key, value in FEWER.items() if key in options}}
+    return options
+
+
 def healed_cases(name: str) -> list[Case]:
     """Prompts that are text and end inside a token, for an exact method."""
     method = registry.method_named(name)
     if method.guarantee != "exact":
         return []
     masks = bool({SubsetScorer, CanvasFiller, BlockFiller} & set(method.needs))
-    options = {**DEEP_OPTIONS.get(name, {})}
-    if name in DRAWN_DRAFTS:
-        options |= {"k": 2, **{name: value for name, value in FEWER.items() if name in options}}
+    options = short_drafts(name)
     spelled = (*SYLLABLES, b"") if masks else SYLLABLES
     same: Options = {"text": True, "spelled": spelled, "max_tokens": 2, "method_options": options}
     every = [{**same, **sampling} for sampling in HEALED]

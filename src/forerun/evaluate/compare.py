@@ -117,7 +117,8 @@ def _contestants_of_method(
     name = method.name
     with_draft = Contestant(model, name, {"draft": draft})
     if method.drafts_itself:
-        return [Contestant(model, name), Contestant(model, name, {"draft": "ngram"})]
+        counted = [Contestant(model, name, {"draft": "ngram"})] if name != "auto" else []
+        return [Contestant(model, name), *counted]
     if method.drafter is not None and needs_model(registry.get("drafters", method.drafter)):
         fills = isinstance(draft, Model) and draft.family.can(BlankFiller)
         return [with_draft] if named or fills else []
