@@ -146,6 +146,8 @@ def test_a_trace_of_several_requests_counts_all_forwards(tmp_path):
         "generate",
         "A",
         "B",
+        "--method",
+        "ar",
         "-m",
         "tiny",
         "--max-tokens",
