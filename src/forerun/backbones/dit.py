@@ -174,7 +174,8 @@ class DiTNetwork(DiTLayers, nn.Module):
 
     @property
     def weights(self) -> dict[str, Tensor]:  # type: ignore[override]
-        return {name.replace("/", "."): tensor for name, tensor in self._parameters.items()}  # type: ignore[misc]
+        named: Any = self._parameters.items()
+        return {name.replace("/", "."): tensor for name, tensor in named}
 
     @property
     def device(self) -> torch.device:
