@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
+from forerun.engine.choosing import Account, BatchChooser, Company
 from forerun.engine.costs import (
     ROWS,
     FixedCosts,
@@ -27,6 +28,7 @@ from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
+from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import Plan, causal_rows
 
 
@@ -91,6 +93,8 @@ class Host:
         self.writer: Writer | None = None  # where the engine has one
         given = getattr(backbone, "step_costs", None)
         self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
+        self.company = Company()
+        self.account = Account()
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
@@ -102,6 +106,12 @@ class Host:
     def rows_are_cheap(self) -> bool:
         """Do more rows in one forward cost little more time, as on a GPU?"""
         return self.costs.rows_are_cheap
+
+    def chooser(self, seq: Canvas, learns: bool) -> BatchChooser:
+        """Whoever says which drafts pay for a sequence."""
+        company = self.company if self.costs.shared else Company()
+        account = self.account if learns else Account()
+        return BatchChooser(seq, self.costs, company, account)
 
     def know_costs(self, lane: int) -> None:
         """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
