@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -323,6 +323,21 @@ class Share(NamedTuple):
         return min(self.rows, self.reads)
 
 
+class Paced(Protocol):
+    """Whoever decides how many rows of prompts a forward reads."""
+
+    def stepped(self, seconds: float, writing: int, reading: int) -> None: ...
+
+
+@dataclass
+class Rows:
+    """The rows of one model in a step: of those who write, at most in one forward; and of
+    prompts."""
+
+    writing: int = 0
+    reading: int = 0
+
+
 @dataclass
 class Step:
     """A step while it runs: what its forwards held."""
@@ -332,12 +347,14 @@ class Step:
     judged: bool = False
     whole: bool = True  # does it hold no prompt?
     draft_forwards: int = 0
+    by_model: dict[Paced, Rows] = field(default_factory=dict)
 
 
 class StepWatch:
     """Tells costs how long steps took, from one arrival of outcomes to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
         self.tokens = 0  # that came of the last step
         self._now = Step()
         self._over: Step | None = None
@@ -355,6 +372,12 @@ class StepWatch:
         now.whole = now.whole and not any(share.is_prompt for share in shares)
         costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
 
+    def rows(self, pace: Paced, rows: int, reading: int) -> None:
+        """A forward begins in which so many rows run; of these, so many read prompts."""
+        held = self._now.by_model.setdefault(pace, Rows())
+        held.writing = max(held.writing, rows - reading)
+        held.reading += reading
+
     def wrote(self, tokens: int) -> None:
         """A draft model wrote on by itself: its first forward was counted."""
         self._now.draft_forwards += tokens - 1
@@ -371,9 +394,12 @@ class StepWatch:
         if step is None:
             return
         assert step.costs is not None
-        now = time.perf_counter()
+        now = self.now()
+        seconds = now - self._arrived if self._arrived is not None else 0.0
+        if self._arrived is not None:
+            for pace, held in step.by_model.items():
+                pace.stepped(seconds, held.writing, held.reading)
         if self._arrived is not None and step.whole:
-            seconds = now - self._arrived
             step.costs.observe(step.rows, step.judged, step.draft_forwards, seconds)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))

@@ -23,22 +23,13 @@ from forerun.engine.costs import (
     save_curve,
 )
 from forerun.engine.graphs import ForwardRunner
-from forerun.engine.pace import Pace
+from forerun.engine.pace import Pace, several_processes
 from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import Plan, causal_rows
-
-
-def _several_processes() -> bool:
-    distributed = torch.distributed
-    return bool(
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 @dataclass
@@ -87,12 +78,12 @@ class Host:
         on_cpu = backbone.device.type == "cpu"
         self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
         self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
-        self.pace = Pace(backbone.device)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
         given = getattr(backbone, "step_costs", None)
         self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
+        self.pace = Pace(self.costs)
         self.company = Company()
         self.account = Account()
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
@@ -116,7 +107,7 @@ class Host:
     def know_costs(self, lane: int) -> None:
         """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
         is free. Processes that share a model must all decide alike, so they never know."""
-        if self.costs.known or _several_processes():
+        if self.costs.known or several_processes():
             return
         about = identity(self.backbone)
         self.costs.curve = load_curve(about)

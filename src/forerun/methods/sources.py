@@ -86,6 +86,7 @@ class ByDepth(Source):
         self._odds = odds
 
     def chances(self, most: int) -> Sequence[float]:
+        self._odds.rest()
         return [self._odds.chance(depth) for depth in range(most)]
 
     def learn(self, drafted: int, accepted: int) -> None:
