@@ -110,6 +110,17 @@ def test_a_draft_model_is_used_while_it_is_right():
     assert shares[0] > 0.9 and shares[1] < 0.5
 
 
+def test_what_was_seen_of_a_draft_model_is_known_to_the_next_request():
+    m = table_model(TableBackbone(vocab=8, seed=1, sharpness=6.0))
+    m.host.costs = FixedCosts({1: 1.0, 2: 1.1, 8: 1.7}, draft_forward=0.3)
+    bad = table_model(TableBackbone(vocab=8, seed=3, sharpness=6.0, cost=0.1))
+    tries = []
+    for prompt in range(6):
+        result = m.generate([prompt, 2], draft=bad, max_tokens=24)
+        tries.append(result.stats.choices.get("draft", 0))
+    assert tries[0] > 0 and sum(tries[3:]) <= 2
+
+
 def test_a_drafter_that_fails_is_dropped_and_said_so():
     target = TableBackbone(vocab=8, seed=1, sharpness=6.0)
     draft = TableBackbone(vocab=8, seed=2, like=target, blend=1.0, cost=0.1)

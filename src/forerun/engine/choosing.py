@@ -17,11 +17,14 @@ from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
 
 GAIN = 1.04  # a draft must promise so much more than none: estimates are noisy
-PROBES = 0.01  # share of the time that may go into drafts which do not promise to pay
+PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
 PROBE_EVERY = 16  # steps between two of them
 PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
 PROBE_LENGTH = 4
+MANY = 8  # sequences, from which on it counts what looking costs
+IDLE = 16  # steps without a draft, after which a sequence looks seldom
+SELDOM = 4  # steps between two looks then
 
 
 @dataclass
@@ -80,6 +83,8 @@ class BatchChooser:
         self._drafted = False  # in the last step
         self._waited = False  # for a step that nothing is begun behind
         self._choices = 0
+        self._looks = 0  # steps in which a draft might have paid
+        self._paid = 0  # the last of them in which one was wished for
         self._busy = 0  # steps for which an offer that must be asked counts as at work
         self._steps = 0  # since the last probe
         self._probed: str | None = None  # who is being tried
@@ -98,16 +103,31 @@ class BatchChooser:
         strangers = max(0, self.costs.sequences - company.sequences) if self.costs.shared else 0
         sequences = company.sequences + strangers
         plain = self.costs.plain(sequences)
+        if self._need_not_look(sequences):
+            self._wish_for(Wish())
+            self._account.all += plain
+            return self._decide(Bet(None, 0, 1.0, plain), plain)
         beside = company.tokens - self._wish.tokens + strangers
         steps = self.costs.steps_with(company.rows - self._wish.rows + strangers, most)
         bet = self._best(self._worth_asking(offers), most, steps, beside)
         self._wish_for(Wish(1 + bet.k, bet.tokens))
+        if bet.k:
+            self._paid = self._looks
         if (beside + bet.tokens) / bet.seconds < GAIN * sequences / plain:
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds
         if bet.offer is None and (probed := self._probe(offers, most, steps)):
             bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
         return self._decide(bet, plain)
+
+    def _need_not_look(self, sequences: int) -> bool:
+        """In a full batch looking costs time, too: where no draft could pay, nobody looks; where
+        none did for a while, everybody looks now and then."""
+        if not self.costs.worth_drafting(sequences):
+            return True
+        self._looks += 1
+        idle = self._looks - self._paid > IDLE
+        return sequences >= MANY and idle and self._looks % SELDOM > 0
 
     def _wish_for(self, wish: Wish) -> None:
         self._company.change(self._wish, wish)

@@ -40,6 +40,7 @@ REFRESH = 8  # steps after which predictions are made anew
 # the host's work is otherwise hidden behind the next forward; and a share.
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
+LUCKY = 0.9  # share of a draft that is accepted at best
 
 Curve = Mapping[int, float]  # seconds by rows
 
@@ -88,6 +89,7 @@ class StepCosts:
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[int, Sequence[float]] = {}
+        self._worth: dict[int, bool] = {}
 
     @property
     def known(self) -> bool:
@@ -128,6 +130,24 @@ class StepCosts:
             found = self._steps[others] = [self._predict(n, True) for n in rows]
         return found
 
+    def worth_drafting(self, sequences: int) -> bool:
+        """Could drafts pay in a batch of so many sequences, if nearly all of them were accepted?
+        Where not, nobody need look for one."""
+        found = self._worth.get(sequences)
+        if found is None:
+            found = self._worth[sequences] = any(
+                self._could_pay(sequences, drafting, k)
+                for drafting in {1, sequences // 2, sequences} - {0}
+                for k in (1, 2, 4, FEW)
+            )
+        return found
+
+    def _could_pay(self, sequences: int, drafting: int, k: int) -> bool:
+        """Could it pay if some sequences draft k tokens each?"""
+        tokens = sequences + drafting * k * LUCKY
+        seconds = self._predict(sequences + drafting * k, True)
+        return tokens / seconds > sequences / self.plain(sequences)
+
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
         return self._draft_seconds.typical(self.seen)
@@ -147,7 +167,9 @@ class StepCosts:
         if ratio is not None:
             return ratio * self.forward(rows)
         if not judged:
-            return self.forward(rows)
+            # A busy neighbour slows all steps: what judged ones have shown holds for plain ones.
+            slow = self._ratios[True].typical(self.seen) if self.device_type == "cpu" else None
+            return (slow / JUDGED_SHARE if slow else 1.0) * self.forward(rows)
         plain = self._ratios[False].typical(self.seen) or 1.0
         return JUDGED_SHARE * plain * self.forward(rows) + JUDGED_SECONDS[self.device_type]
 
@@ -166,6 +188,7 @@ class StepCosts:
         if self.seen % REFRESH == 0:
             self._predicted.clear()
             self._steps.clear()
+            self._worth.clear()
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
         """So many tokens came of the last step."""
@@ -190,6 +213,9 @@ class FixedCosts(StepCosts):
         known = len(self._fixed)
         self._fixed += [self.forward(1 + k) for k in range(known, most + 1)]
         return self._fixed
+
+    def worth_drafting(self, sequences: int) -> bool:
+        return True
 
     def draft_forward(self) -> float | None:
         return self._draft_forward

@@ -188,6 +188,8 @@ def sources_of(
         found.append(Spelled(seq, target, odds("constraint", FIRST_SPELLED)))
     found.append(Guesses(seq, target, odds("jacobi", FIRST_GUESSED)))
     if drafter is not None:
-        name = f"{type(drafter).__name__} {id(getattr(drafter, 'model', None))}"
+        # A request has its own handle of a draft model; what was learnt of the model stays.
+        host = getattr(getattr(drafter, "model", None), "host", None)
+        name = f"{type(drafter).__name__} {id(host)}"
         found.append(Drafted(seq, target, odds(name, FIRST_DRAFTED), drafter))
     return found
