@@ -43,7 +43,6 @@ class Machine:
     curve: dict[int, float]
     host: float
     draft: float  # one forward of the draft model
-    device: str
 
 
 GPU = Machine(
@@ -51,14 +50,12 @@ GPU = Machine(
     {1: 5e-3, 64: 5e-3, 128: 7e-3, 256: 1.1e-2, 512: 2e-2},
     host=1e-4,
     draft=1e-3,
-    device="cuda",
 )
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
     host=5e-5,
     draft=5e-3,
-    device="cpu",
 )
 
 
@@ -229,7 +226,8 @@ class Player:
 
     def __post_init__(self) -> None:
         self.model = self._model(False)
-        self.model.host.costs = StepCosts(self.machine.device)
+        self.model.host.costs = StepCosts()  # nothing is begun ahead, neither paid for nor gained
+        self.model.host.pace.costs = self.model.host.costs
         self.model.host.costs.curve = dict(self.machine.curve)
         self.model.engine.watch.now = self.now
         self.draft = self._model(True) if self.scene.has_draft else None

@@ -16,7 +16,7 @@ from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
 
-GAIN = 1.04  # a draft must promise so much more than none: estimates are noisy
+GAIN = 1.03  # a draft must promise so much more than none: estimates are noisy
 PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
 PROBE_EVERY = 16  # steps between two of them
