@@ -37,18 +37,39 @@ class Rotary:
     k_norm_D: Tensor | None = None
 
 
+NORM_LEVELS = 6  # a norm adds its squares up to 64 sums, and these in pairs, level by level
+
+
 @triton.jit
-def _norm(x, weight, out, size, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
+def norm_scale(row_at, inside, size, share, eps, ROWS: tl.constexpr, LEVELS: tl.constexpr):
+    """1 / rms of each row, [ROWS]. Squares are added up in one order, whatever kernel asks: number
+    i goes to sum i % 2 ** LEVELS, and the sums are added in pairs of neighbours."""
+    lane = tl.arange(0, 1 << LEVELS)
+    total = tl.zeros([ROWS, 1 << LEVELS], tl.float32)
+    for at in range(0, size, 1 << LEVELS):
+        held = inside[:, None] & (at + lane < size)[None, :]
+        x = tl.load(row_at[:, None] + at + lane[None, :], held, 0).to(tl.float32)
+        total = tl.math.fma(x, x, total)
+    for level in tl.static_range(LEVELS):
+        even, odd = tl.split(tl.reshape(total, [ROWS, 1 << (LEVELS - 1 - level), 2]))
+        total = even + odd
+    return tl.rsqrt(tl.math.fma(tl.reshape(total, [ROWS]), share, eps))
+
+
+@triton.jit
+def _norm(
+    x, weight, out, size, share, eps, SIZE: tl.constexpr, LEVELS: tl.constexpr, LAUNCH: tl.constexpr
+):
     """out = x / rms(x) * weight, one row per program."""
     wait_for_last(LAUNCH)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, SIZE)
     inside = at < size
+    one = tl.arange(0, 1)
+    scale = norm_scale(x + row + one, one == 0, size, share, eps, 1, LEVELS)
     numbers = tl.load(x + row + at, inside, 0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(numbers * numbers, 0) / size + eps)
-    tl.store(
-        out + row + at, numbers * scale * tl.load(weight + at, inside, 0).to(tl.float32), inside
-    )
+    scaled = numbers * tl.sum(scale, 0)
+    tl.store(out + row + at, scaled * tl.load(weight + at, inside, 0).to(tl.float32), inside)
 
 
 def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -61,8 +82,10 @@ def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         weight_E,
         out_TE,
         size,
+        1 / size,
         eps,
         SIZE=power_of_two(size),
+        LEVELS=NORM_LEVELS,
         num_warps=8 if size > 1024 else 4,
         **launch_options(x_TE, rows),
     )
@@ -155,7 +178,8 @@ def _rotate(
     position = tl.load(positions + row)
     c = tl.load(cos + position * D + d, d < D, 0).to(tl.float32)
     s = tl.load(sin + position * D + d, d < D, 0).to(tl.float32)
-    out = tl.where(rotated, x * c + partner * s, x)
+    # in one way only, so that a product that rotates has the same bits
+    out = tl.where(rotated, tl.math.fma(x, c, partner * s), x)
     slot = tl.load(slots + row) * G * D
     tl.store(queries + (row * H + head) * D + d, out, inside & (head < H))
     tl.store(keys + slot + (head - H) * D + d, out, inside & (head >= H) & rotated)
