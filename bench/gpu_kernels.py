@@ -29,7 +29,6 @@ import torch
 from forerun.backbones.kernels import matmul
 from forerun.backbones.kernels.attention import attention
 from forerun.backbones.kernels.elementwise import (
-    NORM_LEVELS,
     RMSNorm,
     Rotary,
     norm,
@@ -238,7 +237,7 @@ def compile_one(job: tuple[bool, bool, bool, int, ProductTiling]) -> str | None:
     sums = torch.zeros(16, device=CUDA)
     rows = 16 if tiling.rows == 16 else 17  # kernels of few rows begin early
     flags = dict(BIASED=False, GATED=gated, ADDED=added, TRANSPOSED=tiling.transposed)
-    flags |= dict(NORMED=normed and rows <= matmul.FUSED_ROWS, LEVELS=NORM_LEVELS)
+    flags |= dict(NORMED=normed and rows <= matmul.FUSED_ROWS)
     flags |= dict(BITS=PLAIN, GROUP=1)
     sizes = dict(PARTS=parts, BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(x, rows))

@@ -282,7 +282,7 @@ multiplied |= dict(scales=half, partial_sums=single, arrivals="*i32")
 multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
 projected = multiplied | rotated
 JOBS = [
-    (elementwise._norm, normed, dict(SIZE=4096, LEVELS=6), dict(num_warps=8)),
+    (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
     (elementwise._rotate, rotated, heads, {}),
     (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
@@ -295,7 +295,7 @@ for height, split in ((16, True), (64, False)):
 
 
 def product_job(kind, tiling, bits, group, **types):
-    fixed = dict(BIASED=True, TRANSPOSED=tiling.transposed, BITS=bits, GROUP=group, LEVELS=6)
+    fixed = dict(BIASED=True, TRANSPOSED=tiling.transposed, BITS=bits, GROUP=group)
     fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
     if kind == "paired":

@@ -37,38 +37,32 @@ class Rotary:
     k_norm_D: Tensor | None = None
 
 
-NORM_LEVELS = 6  # a norm adds its squares up to 64 sums, and these in pairs, level by level
-
-
 @triton.jit
-def norm_scale(row_at, inside, size, share, eps, ROWS: tl.constexpr, LEVELS: tl.constexpr):
+def norm_scale(row_at, inside, size, share, eps, ROWS: tl.constexpr):
     """1 / rms of each row, [ROWS]. Squares are added up in one order, whatever kernel asks: number
-    i goes to sum i % 2 ** LEVELS, and the sums are added in pairs of neighbours."""
-    lane = tl.arange(0, 1 << LEVELS)
-    total = tl.zeros([ROWS, 1 << LEVELS], tl.float32)
-    for at in range(0, size, 1 << LEVELS):
+    i goes to sum i % 64, and a product adds the sums up, which keeps their order."""
+    lane = tl.arange(0, 64)
+    sums = tl.zeros([ROWS, 64], tl.float32)
+    for at in tl.range(0, size, 64, loop_unroll_factor=16):  # loads run side by side
         held = inside[:, None] & (at + lane < size)[None, :]
         x = tl.load(row_at[:, None] + at + lane[None, :], held, 0).to(tl.float32)
-        total = tl.math.fma(x, x, total)
-    for level in tl.static_range(LEVELS):
-        even, odd = tl.split(tl.reshape(total, [ROWS, 1 << (LEVELS - 1 - level), 2]))
-        total = even + odd
-    return tl.rsqrt(tl.math.fma(tl.reshape(total, [ROWS]), share, eps))
+        sums = tl.math.fma(x, x, sums)
+    total = tl.dot(sums, tl.full([64, 16], 1.0, tl.float32), input_precision="ieee")
+    return tl.rsqrt(tl.math.fma(tl.max(total, 1), share, eps))
 
 
 @triton.jit
-def _norm(
-    x, weight, out, size, share, eps, SIZE: tl.constexpr, LEVELS: tl.constexpr, LAUNCH: tl.constexpr
-):
+def _norm(x, weight, out, size, share, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
     """out = x / rms(x) * weight, one row per program."""
     wait_for_last(LAUNCH)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, SIZE)
     inside = at < size
-    one = tl.arange(0, 1)
-    scale = norm_scale(x + row + one, one == 0, size, share, eps, 1, LEVELS)
+    first = tl.arange(0, 16)
+    scales = norm_scale(x + row + 0 * first, first == 0, size, share, eps, 16)
+    scale = tl.sum(tl.where(first == 0, scales, 0.0), 0)
     numbers = tl.load(x + row + at, inside, 0).to(tl.float32)
-    scaled = numbers * tl.sum(scale, 0)
+    scaled = numbers * scale
     tl.store(out + row + at, scaled * tl.load(weight + at, inside, 0).to(tl.float32), inside)
 
 
@@ -85,7 +79,6 @@ def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         1 / size,
         eps,
         SIZE=power_of_two(size),
-        LEVELS=NORM_LEVELS,
         num_warps=8 if size > 1024 else 4,
         **launch_options(x_TE, rows),
     )

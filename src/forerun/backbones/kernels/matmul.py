@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.backbones.kernels.elementwise import (
-    NORM_LEVELS,
     RMSNorm,
     add_parts,
     norm,
@@ -37,7 +36,7 @@ def _product(
     x, norm, weight, scales, bias, out, partial_sums, arrivals, rows, N, K, part, share, eps,
     BITS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
     GATED: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Rows times a matrix [N, K] (GATED: [2N, K]), packed in BITS or plain. Programs of the
@@ -52,7 +51,7 @@ def _product(
     total, total_up = multiply(
         x, norm, weight, scales, m, n, n + N, rows, 2 * N if GATED else N, K, begin,
         tl.minimum(begin + part, K), share, eps,
-        BITS, GROUP, NORMED, GATED, TRANSPOSED, BM, BN, BK, LEVELS,
+        BITS, GROUP, NORMED, GATED, TRANSPOSED, BM, BN, BK,
     )  # fmt: skip
     is_last = True
     if PARTS > 1:
@@ -100,14 +99,14 @@ def multiply(
     x, norm, weight, scales, m, first, second, rows, outputs, K, begin, end, share, eps,
     BITS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr, TWICE: tl.constexpr,
     TRANSPOSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LEVELS: tl.constexpr,
+   
 ):  # fmt: skip
     """Rows `m` (NORMED: of norm(x)) times the outputs `first` of a matrix, and (TWICE) times those
     in `second`, over inputs [begin, end): two blocks [BM, BN]."""
     row_at = x + m.to(tl.int64) * K
     inside = m < rows
     if NORMED:
-        scale = norm_scale(row_at, inside, K, share, eps, BM, LEVELS)
+        scale = norm_scale(row_at, inside, K, share, eps, BM)
     total = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
     total_2 = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
     k = tl.arange(0, BK)
@@ -416,7 +415,6 @@ def fixed_product(
         BM=tiling.rows,
         BN=tiling.outputs,
         BK=tiling.inputs,
-        LEVELS=NORM_LEVELS,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **launch_options(out, rows),

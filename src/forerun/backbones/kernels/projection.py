@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.backbones.kernels.elementwise import NORM_LEVELS, RMSNorm, Rotary, rotate_and_keep
+from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, rotate_and_keep
 from forerun.backbones.kernels.launch import launch_options, wait_for_last
 from forerun.backbones.kernels.matmul import (
     FUSED_ROWS,
@@ -35,7 +35,7 @@ def _projection(
     x, norm, weight, scales, bias, cos, sin, positions, slots, queries, keys, values,
     rows, K, share, eps, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, LEVELS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """A rotation takes numbers in pairs, half a head apart; so a program makes both of each."""
@@ -51,7 +51,7 @@ def _projection(
     wait_for_last(LAUNCH)
     low, high = multiply(
         x, norm, weight, scales, m, low_n, high_n, rows, N, K, 0, K, share, eps,
-        BITS, GROUP, True, True, TRANSPOSED, BM, BN, BK, LEVELS,
+        BITS, GROUP, True, True, TRANSPOSED, BM, BN, BK,
     )  # fmt: skip
     if BIASED:
         low += tl.load(bias + low_n, low_n < N, 0).to(tl.float32)[None, :]
@@ -157,7 +157,6 @@ def fused_projection(
         BM=tiling.rows,
         BN=tiling.outputs,
         BK=tiling.inputs,
-        LEVELS=NORM_LEVELS,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         **launch_options(q_THD, rows),
