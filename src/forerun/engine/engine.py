@@ -204,7 +204,7 @@ class Engine:
             self._serve(begun, self._finish_prefetched)
         elif self.running:
             parts = self._next_for_forward()
-            writing = next_to_write([part.one for part in parts if part.is_whole])
+            writing = next_to_write(parts)
             if writing:
                 self._parts = [part for part in parts if part.one in writing]
                 self._serve(writing, self._write)
@@ -475,10 +475,18 @@ class Engine:
         asked = [continuation_of(one) for one in served]
         assert isinstance(host.writer, Continuations)
         written = host.writer.run(asked, [one.lane for one in served], logits_BV)
+        if written is None:
+            return self._answers(served, logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
-        self.watch.wrote(asked[0].tokens)
-        return written
+        self.clock.forwards += asked[0].tokens - 1
+        if asked[0].drafting:
+            self.watch.wrote(asked[0].tokens)
+            return written
+        self.watch.idle()  # several steps in one: what they took says nothing of one
+        self._last_draw = None
+        pairs = zip(asked, written, strict=True)
+        return [NoOutcome(one.seq) if -1 in text.tokens else text for one, text in pairs]
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
         """Answer those whose forward has begun already."""
@@ -588,11 +596,15 @@ def continuation_of(one: Running) -> Continuation:
     return one.waits_for
 
 
-def next_to_write(served: Sequence[Running]) -> list[Running]:
-    """Those who want a model to write on, as the first of them does."""
+def next_to_write(parts: Sequence[Part]) -> list[Running]:
+    """Those who want a model to write on, as the first of them does. Plain text is written on only
+    if nobody waits for less."""
+    served = [part.one for part in parts if part.is_whole]
     asked = [(one, one.waits_for) for one in served if isinstance(one.waits_for, Continuation)]
-    kinds = [(wanted.tokens, wanted.temperature) for _, wanted in asked]
-    return [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
+    kinds = [(wanted.drafting, wanted.tokens, wanted.temperature) for _, wanted in asked]
+    writing = [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
+    plain = bool(kinds) and not kinds[0][0]
+    return [] if plain and len(writing) < len(parts) else writing
 
 
 def host_of(one: Running) -> Host:

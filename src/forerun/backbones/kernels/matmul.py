@@ -13,7 +13,7 @@ T rows, K inputs, N outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
@@ -47,6 +47,8 @@ def _product(
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     begin = tl.program_id(2) * part
     prefetch(weight, n, begin, 2 * N if GATED else N, K, BITS, LAUNCH)
+    if GATED:
+        prefetch(weight, n + N, begin, 2 * N, K, BITS, LAUNCH)
     wait_for_last(LAUNCH)
     total, total_up = multiply(
         x, norm, weight, scales, m, n, n + N, rows, 2 * N if GATED else N, K, begin,
@@ -284,21 +286,22 @@ def product(
     if normed is not None and (rows > FUSED_ROWS or not by_kernel(x_TK, weight_KN, kind, fixed)):
         x_TK = norm(x_TK, *normed)
         normed = None
-    options = dict(gated=gated, onto=onto)
+    by_ours = partial(fixed_product, normed=normed, gated=gated, onto=onto)
+    by_library = partial(library_product, gated=gated, onto=onto)
     if isinstance(weight_KN, PackedMatrix):
         if rows <= PACKED_ROWS:
             tiling = packed_tiling(kind, rows, x_TK.dtype)
-            return fixed_product(x_TK, weight_KN, tiling, bias_N, normed=normed, **options)
+            return by_ours(x_TK, weight_KN, tiling, bias_N)
         weight_KN = weight_KN.widened().t()
     if not by_kernel(x_TK, weight_KN, kind, fixed):
-        return library_product(x_TK, weight_KN, bias_N, **options)
+        return by_library(x_TK, weight_KN, bias_N)
     if rows > FASTER_UP_TO[kind] and library_keeps_bits(
         x_TK, weight_KN, bias_N, gated, onto is not None
     ):
-        return library_product(x_TK, weight_KN, bias_N, parts=True, **options)
+        return by_library(x_TK, weight_KN, bias_N, parts=True)
     weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
     tiling = tiling_for(kind, rows, x_TK.dtype)
-    return fixed_product(x_TK, weight_NK, tiling, bias_N, normed=normed, **options)
+    return by_ours(x_TK, weight_NK, tiling, bias_N)
 
 
 def by_kernel(x_TK: Tensor, weight_KN: Tensor | PackedMatrix, kind: str, fixed: bool) -> bool:
