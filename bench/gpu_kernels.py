@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,13 @@ import torch
 
 from forerun.backbones.kernels import matmul
 from forerun.backbones.kernels.attention import attention
-from forerun.backbones.kernels.elementwise import (
-    RMSNorm,
-    Rotary,
-    norm,
-    rotate_and_keep,
-    swiglu,
-)
+from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, norm, rotate_and_keep, swiglu
 from forerun.backbones.kernels.launch import launch_options
 from forerun.backbones.kernels.matmul import ProductTiling
 from forerun.backbones.kernels.packed import PLAIN
-from forerun.backbones.kernels.projection import fused_projection
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.graphs import attention_programs
-from forerun.engine.pack import SHARE, Batch, Tiles, make_tiles
+from forerun.engine.pack import AT_ONCE, SLOTS, Batch, Tiles, make_tiles
 from forerun.options import Sampling
 from forerun.probability.acceptance import jacobi_step, sample_token
 from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
@@ -59,31 +51,27 @@ BITS_ROWS = (64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 1000, 1024)
 SHARED = 220_000  # bytes of shared memory that a program may use
 
 
-def tilings(rows: int, gated: bool, narrow: bool = False) -> list[ProductTiling]:
+def tilings(rows: int, gated: bool) -> list[ProductTiling]:
     """What may be worth trying for so many rows."""
     heights = [height for height in TILE_HEIGHTS if height >= min(rows, 128)][:1]
     outputs_inputs = ((32, 64, 128), (128, 256))
-    warps = (4, 8)
     if rows > 64:  # several low tiles, too
         heights = [64, 128]
         outputs_inputs = ((64, 128, 256), (64, 128))
-    elif rows <= 16 and narrow:  # many small programs
-        outputs_inputs = ((16, 32, 64), (128, 256))
-        warps = (1, 2, 4)
     found = []
-    for height, outputs, inputs, stages, transposed, warp in itertools.product(
-        heights, *outputs_inputs, (3, 4, 5), (False, True), warps
+    for height, outputs, inputs, stages, transposed, warps in itertools.product(
+        heights, *outputs_inputs, (3, 4, 5), (False, True), (4, 8)
     ):
         matrix = outputs * inputs * 2 * (1 + gated)
         numbers = height * outputs * (1 + gated)  # that are added up, in registers
         if (
             (matrix + height * inputs * 2) * stages <= SHARED
-            and (4096 if narrow else 16384) <= matrix * (stages - 1) <= 131072
+            and 16384 <= matrix * (stages - 1) <= 131072
             and (outputs >= 64 or not transposed)
-            and numbers <= 16384 * warp // 4
-            and (warp <= 4 or height >= 64)
+            and numbers <= 16384 * warps // 4
+            and (warps == 4 or height >= 64)
         ):
-            found.append(ProductTiling(height, outputs, inputs, stages, transposed, warp))
+            found.append(ProductTiling(height, outputs, inputs, stages, transposed, warps))
     return found
 
 
@@ -156,15 +144,10 @@ class Product:
             onto=onto,
         )
 
-    @property
-    def is_narrow(self) -> bool:
-        return self.outputs <= 2 * matmul.NARROW * (1 + self.also.get("gated", False))
-
     def fixed(self, rows: int, tiling: ProductTiling) -> float:
-        """By our kernel, which gates and adds too, and norms few rows."""
+        """By our kernel, which gates and adds too, but does not norm."""
         x, options = self.arguments(rows)
-        if rows > matmul.FUSED_ROWS:
-            options.pop("normed")
+        options.pop("normed")
         return microseconds(
             lambda i: matmul.fixed_product(
                 x, self.weights[i % len(self.weights)], tiling, **options
@@ -206,61 +189,19 @@ class Product:
         return microseconds(lambda i: x @ self.weights[i % len(self.weights)].t())
 
 
-class Projection(Product):
-    """Queries, keys and values with their norm and rotation, in one launch."""
-
-    def __init__(self, shape: DecoderSizes):
-        super().__init__(*shape.matrices["qkv"])
-        slot_shape = SlotShape(1, 1, 2048, shape.groups, shape.dim)
-        self.slots = Slots(slot_shape, torch.bfloat16, CUDA)
-        table = half(2048, shape.dim)
-        self.rotary = Rotary(table, table, 1e-6)
-
-    def fixed(self, rows: int, tiling: ProductTiling) -> float:
-        x, _ = self.arguments(rows)
-        plan = Plan(causal_rows(np.zeros(rows, np.int32)), [np.arange(rows)], rows)
-        batch = Batch([(0, plan, 0)], 2048, CUDA)
-
-        def run(i: int) -> torch.Tensor:
-            matrix = (self.weights[i % len(self.weights)].t(), None)
-            return fused_projection(0, x, matrix, self.norm, self.rotary, batch, self.slots, tiling)
-
-        return microseconds(run)
-
-    def has_other_bits(self, tiling: ProductTiling) -> bool:
-        return False  # `tests.gpu.bits` compares whole forwards
-
-
-def compile_one(job: tuple[bool, bool, bool, int, ProductTiling]) -> str | None:
-    gated, added, normed, parts, tiling = job
+def compile_one(job: tuple[bool, bool, int, ProductTiling]) -> str | None:
+    gated, added, parts, tiling = job
     x = torch.zeros(16, 256, device=CUDA, dtype=torch.bfloat16)
     sums = torch.zeros(16, device=CUDA)
     rows = 16 if tiling.rows == 16 else 17  # kernels of few rows begin early
     flags = dict(BIASED=False, GATED=gated, ADDED=added, TRANSPOSED=tiling.transposed)
-    flags |= dict(NORMED=normed and rows <= matmul.FUSED_ROWS)
     flags |= dict(BITS=PLAIN, GROUP=1)
     sizes = dict(PARTS=parts, BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(x, rows))
     extra = (sums, matmul.arrival_counts(CUDA)) if parts > 1 else (x, x)
     try:
         matmul._product.warmup(
-            x,
-            x,
-            x,
-            x,
-            x,
-            x,
-            *extra,
-            rows,
-            256,
-            256,
-            256,
-            0.5,
-            0.5,
-            **flags,
-            **sizes,
-            **options,
-            grid=(1, 1, 1),
+            x, x, x, x, x, *extra, rows, 256, 256, 256, **flags, **sizes, **options, grid=(1, 1, 1)
         )
     except Exception as error:
         return str(error)
@@ -270,12 +211,7 @@ def compile_one(job: tuple[bool, bool, bool, int, ProductTiling]) -> str | None:
 def tune(names: Sequence[str], rows: Sequence[int], speed: float, path: Path | None) -> None:
     """Try all tilings for the matrices of some shapes."""
     kinds = {
-        (
-            gated,
-            bool(also.get("onto")),
-            bool(also.get("normed")),
-            matmul.parts_of(outputs, inputs, gated)[0],
-        )
+        (gated, bool(also.get("onto")), matmul.parts_of(outputs, inputs, gated)[0])
         for name in names
         for outputs, inputs, also in DecoderSizes(name).matrices.values()
         for gated in [bool(also.get("gated"))]
@@ -283,12 +219,7 @@ def tune(names: Sequence[str], rows: Sequence[int], speed: float, path: Path | N
     jobs = [
         (*kind, tiling)
         for kind in kinds
-        for tiling in {
-            tiling
-            for count in rows
-            for few in (False, True)
-            for tiling in tilings(count, kind[0], few)
-        }
+        for tiling in {tiling for count in rows for tiling in tilings(count, kind[0])}
     ]
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_one, jobs, chunksize=4) if error]
@@ -296,13 +227,9 @@ def tune(names: Sequence[str], rows: Sequence[int], speed: float, path: Path | N
     found = []
     for name in names:
         shape = DecoderSizes(name)
-        products = {matrix: partial(Product, *sizes) for matrix, sizes in shape.matrices.items()}
-        products["projection"] = partial(Projection, shape)
-        for matrix, make in products.items():
-            product = make()
+        for matrix, sizes in shape.matrices.items():
+            product = Product(*sizes)
             for count in rows:
-                if matrix == "projection" and count > matmul.FUSED_ROWS:
-                    continue
                 row = tune_one(product, count, speed)
                 found.append(dict(shape=name, matrix=matrix, **row))
                 best = ", ".join(f"{tiling} {times:.3f}" for tiling, times in row["best"][:2])
@@ -322,8 +249,7 @@ def tune_one(product: Product, rows: int, speed: float) -> dict[str, Any]:
     floor = 2 * product.outputs * product.inputs / speed * 1e6
     taken = {}
     other_bits = 0
-    twice = product.also.get("gated", False) or isinstance(product, Projection)
-    for tiling in tilings(rows, twice, product.is_narrow):
+    for tiling in tilings(rows, product.also.get("gated", False)):
         try:
             other_bits += product.has_other_bits(tiling)
             taken[tiling] = product.fixed(rows, tiling) / floor
@@ -415,7 +341,7 @@ def time_attention(
         cut = replace(ready, splits=splits)
         return microseconds(lambda i: attention(i % layers, q, cut, slots, 0.1))
 
-    shares = -(-context // SHARE)
+    shares = AT_ONCE * -(-context // (AT_ONCE * SLOTS))
     return chosen, {splits: taken(splits) for splits in sorted({1, chosen.splits, shares})}
 
 

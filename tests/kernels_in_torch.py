@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from forerun.backbones.kernels import attention as attention_file
-from forerun.backbones.kernels import elementwise, matmul, projection
+from forerun.backbones.kernels import elementwise, matmul
 
 
 def norm(x_TE, weight_E, eps):
@@ -56,7 +56,6 @@ def use(monkeypatch):
         (matmul, "swiglu"),
         (elementwise, "norm"),
         (elementwise, "rotate_and_keep"),
-        (projection, "rotate_and_keep"),
         (attention_file, "attention"),
     ):
         monkeypatch.setattr(file, name, globals()[name])

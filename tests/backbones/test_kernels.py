@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import forerun
 from forerun.backbones import products
 from forerun.backbones.attention import LayerAttention, _side_by_side
-from forerun.backbones.kernels import attention, elementwise, matmul, packed, projection
+from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
 from forerun.engine import graphs
 from forerun.engine.cache import Slots, SlotShape
@@ -128,42 +128,6 @@ def test_fixed_products(bias, normed, gated, onto, rows, transposed, parts, monk
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("inputs", [72, 200])
-def test_a_product_norms_in_the_bits_of_a_norm_before_it(dtype, inputs):
-    x = random(5, inputs).to(dtype)
-    weight = random(48, inputs, seed=1).to(dtype)
-    norm = elementwise.RMSNorm(random(inputs, seed=2).to(dtype), 1e-5)
-    before = elementwise.norm(x, *norm)
-    for transposed, gated in ((False, False), (True, False), (False, True)):
-        tiling = matmul.ProductTiling(16, 16, 64, 2, transposed)
-        fused = matmul.fixed_product(x, weight, tiling, normed=norm, gated=gated)
-        assert torch.equal(fused, matmul.fixed_product(before, weight, tiling, gated=gated))
-
-
-@pytest.mark.parametrize("heads,groups,dim,bias", [(4, 2, 16, True), (7, 1, 8, False)])
-@pytest.mark.parametrize("packed_in", [None, "int4"])
-def test_a_projection_in_one_launch_has_the_bits_of_three(heads, groups, dim, bias, packed_in):
-    outputs = (heads + 2 * groups) * dim
-    x = random(3, 192)
-    if packed_in is None:
-        weight = random(outputs, 192, seed=1).t()
-    else:
-        weight = packed_matrix(packed_in, outputs, 192)
-    b = random(outputs, seed=2) if bias else None
-    norm = elementwise.RMSNorm(random(192, seed=3), 1e-5)
-    rotary = elementwise.Rotary(random(9, dim, seed=4), random(9, dim, seed=5), 1e-5)
-    places = torch.tensor([7, 0, 3], device=DEVICE)
-    batch = SimpleNamespace(positions_T=torch.tensor([4, 0, 8], device=DEVICE), slots_T=places)
-    slots = [Slots(SlotShape(1, 2, 5, groups, dim), torch.float32, DEVICE) for _ in range(2)]
-    qkv = matmul.product(x, weight, b, normed=norm, fixed=True)
-    apart = elementwise.rotate_and_keep(0, qkv, rotary, batch, slots[0])
-    fused = projection.project(0, x, (weight, b), norm, rotary, batch, slots[1], fixed=True)
-    assert torch.equal(fused, apart)
-    for one, other in zip(slots[0].flat(0), slots[1].flat(0)):
-        assert torch.equal(one, other) and one[places].any()
-
-
 def packed_matrix(kind, outputs, inputs):
     g = torch.Generator().manual_seed(5)
     if kind == "fp8":
@@ -242,6 +206,25 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     assert programs < 4096 or max(seen_splits) > 1
 
 
+def test_attention_has_the_same_bits_however_shares_are_spread(monkeypatch):
+    rows = np.zeros((5, 200), np.int32)
+    rows[2] = np.arange(200) + 1
+    rows[2:, 150:] = [[100], [120], [200]]  # a block that sees itself, behind a gap
+    plan, held = Plan(rows, [np.arange(195, 200)], 200), 195
+    slots = Slots(SlotShape(1, 1, 256, 2, 16), torch.float32, DEVICE)
+    for kept in slots.flat(0):
+        kept.copy_(torch.randn(kept.shape, generator=torch.Generator().manual_seed(1)))
+    batch = Batch([(0, plan, held)], slots.table, DEVICE)
+    q = random(len(batch.slots), 4, 16, seed=2)
+    found = []
+    for programs, at_a_time in ((1, 0), (4096, 0), (4096, 4096)):
+        monkeypatch.setattr(attention, "PROGRAMS", at_a_time)
+        tiles = make_tiles(batch, 4, 2, programs)
+        assert (tiles.splits > 1) == (programs > 1)
+        found.append(attention.attention(0, q, tiles.to(DEVICE), slots, 0.2))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_a_tile_loads_only_what_its_rows_see():
     """Two copies of a block behind a text: neither looks at the other."""
     rows = np.zeros((5, 30), np.int32)
@@ -261,14 +244,13 @@ import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from forerun.backbones.kernels import attention, elementwise, launch, matmul, projection
+from forerun.backbones.kernels import attention, elementwise, launch, matmul
 from forerun.engine import pages
 
 half = "*bf16"
 whole = "*i64"
 single = "*fp32"
-floats = dict(share="fp32", eps="fp32")
-normed = dict(x=half, weight=half, out=half, size="i32") | floats
+normed = dict(x=half, weight=half, out=half, size="i32", eps="fp32")
 halves = ("qkv", "q_norm", "k_norm", "cos", "sin", "queries", "keys", "values")
 rotated = dict.fromkeys(halves, half) | dict(positions=whole, slots=whole, eps="fp32")
 heads = dict(H=28, G=4, D=128, NORMED=True, HEADS_AT_ONCE=4, DIM=128)
@@ -277,10 +259,9 @@ attended |= dict.fromkeys(("shares", "tops", "masses"), single)
 attended |= dict(scale="fp32", spans=whole, tiles=whole, table=whole)
 attended |= dict.fromkeys(("per_lane", "slot_stride", "rows", "count", "splits"), "i32")
 joined = dict(shares=single, tops=single, masses=single, out=half)
-multiplied = dict.fromkeys(("x", "norm", "weight", "bias", "out"), half) | floats
+multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
 multiplied |= dict(scales=half, partial_sums=single, arrivals="*i32")
 multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
-projected = multiplied | rotated
 JOBS = [
     (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
@@ -288,30 +269,26 @@ JOBS = [
     (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
 ]
 for height, split in ((16, True), (64, False)):
-    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
-    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE, PAGE=pages.PAGE)
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=4 if split else 0, HEIGHT=height)
+    fixed |= dict(SLOTS=attention.SLOTS, AT_ONCE=4, PAGE=pages.PAGE)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
-
-
-def product_job(kind, tiling, bits, group, **types):
-    fixed = dict(BIASED=True, TRANSPOSED=tiling.transposed, BITS=bits, GROUP=group)
-    fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
-    options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
-    if kind == "paired":
-        return projection._projection, projected | types, fixed | dict(H=9, G=3, D=64), options
-    fixed |= dict(NORMED=tiling.rows == 16, GATED=kind == "gated", ADDED=True)
-    fixed |= dict(PARTS=3 if kind == "plain" else 1)
-    return matmul._product, multiplied | types, fixed, options
-
-
 for kind, by_rows in matmul.TILINGS.items():
     for tiling in by_rows.values():
-        JOBS.append(product_job(kind, tiling, 16, 1))
+        fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
+        fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
+        fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=16, GROUP=1)
+        options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
+        JOBS.append((matmul._product, multiplied, fixed, options))
 PACKED = [(4, 32, "*i32", half), (8, 64, "*i8", single), (8, 64, "*fp8e4nv", single)]
 for kind, (bits, group, codes, scales) in product(matmul.TILINGS, PACKED):
     tiling = matmul.packed_tiling(kind, 16, torch.bfloat16)
-    JOBS.append(product_job(kind, tiling, bits, group, weight=codes, scales=scales))
+    fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
+    fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
+    fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=bits, GROUP=group)
+    options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
+    types = multiplied | dict(weight=codes, scales=scales)
+    JOBS.append((matmul._product, types, fixed, options))
 EVEN = {"K", "N", "part", "size", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
@@ -342,16 +319,14 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 2 * (6 + 15 + sum(map(len, matmul.TILINGS.values())))
+    assert len(lines) == 2 * (6 + 9 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         # Two tiles of keys and of values are on their way while one is worked on: a look-up of a
         # page inside the loop would halve that.
         assert name != "_attention" or int(shared) >= 4 * 64 * 128 * 2
         assert (ahead, matrix) == (
-            ("True", "True")
-            if name in ("_attention", "_product", "_projection")
-            else ("False", "False")
+            ("True", "True") if name in ("_attention", "_product") else ("False", "False")
         )
 
 

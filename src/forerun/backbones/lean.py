@@ -175,12 +175,10 @@ class LeanBackbone(SlottedBackbone):
         """The same in our own kernels, which need Triton: fewer launches, and none that depends on
         what a batch holds."""
         from forerun.backbones.kernels.attention import attention
-        from forerun.backbones.kernels.elementwise import RMSNorm, Rotary
+        from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, rotate_and_keep
         from forerun.backbones.kernels.matmul import product
-        from forerun.backbones.kernels.projection import project
 
         product = partial(product, fixed=self.deterministic)
-        project = partial(project, batch=batch, slots=slots, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
         stack: list[Any] = self.stack  # of tensors: products on a CPU have no tiles
         head: Any = self.head
@@ -188,7 +186,8 @@ class LeanBackbone(SlottedBackbone):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
             norm_mlp = RMSNorm(layer.norm_mlp, self.eps)
             rotary = Rotary(self.cos_CD, self.sin_CD, self.eps, layer.q_norm, layer.k_norm)
-            q_THD = project(index, x_TE, (layer.qkv, layer.qkv_bias), norm_attn, rotary)
+            qkv_TN = product(x_TE, layer.qkv, layer.qkv_bias, normed=norm_attn)
+            q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
             seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
             x_TE = product(seen_TE, layer.out, layer.out_bias, onto=x_TE)
             if index == self.layers - 1 and index not in slots.features:

@@ -38,32 +38,17 @@ class Rotary:
 
 
 @triton.jit
-def norm_scale(row_at, inside, size, share, eps, ROWS: tl.constexpr):
-    """1 / rms of each row, [ROWS]. Squares are added up in one order, whatever kernel asks: number
-    i goes to sum i % 64, and a product adds the sums up, which keeps their order."""
-    lane = tl.arange(0, 64)
-    sums = tl.zeros([ROWS, 64], tl.float32)
-    for at in tl.range(0, size, 64, loop_unroll_factor=16):  # loads run side by side
-        held = inside[:, None] & (at + lane < size)[None, :]
-        x = tl.load(row_at[:, None] + at + lane[None, :], held, 0).to(tl.float32)
-        sums = tl.math.fma(x, x, sums)
-    total = tl.dot(sums, tl.full([64, 16], 1.0, tl.float32), input_precision="ieee")
-    return tl.rsqrt(tl.math.fma(tl.max(total, 1), share, eps))
-
-
-@triton.jit
-def _norm(x, weight, out, size, share, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
+def _norm(x, weight, out, size, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
     """out = x / rms(x) * weight, one row per program."""
     wait_for_last(LAUNCH)
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, SIZE)
     inside = at < size
-    first = tl.arange(0, 16)
-    scales = norm_scale(x + row + 0 * first, first == 0, size, share, eps, 16)
-    scale = tl.sum(tl.where(first == 0, scales, 0.0), 0)
     numbers = tl.load(x + row + at, inside, 0).to(tl.float32)
-    scaled = numbers * scale
-    tl.store(out + row + at, scaled * tl.load(weight + at, inside, 0).to(tl.float32), inside)
+    scale = tl.rsqrt(tl.sum(numbers * numbers, 0) / size + eps)
+    tl.store(
+        out + row + at, numbers * scale * tl.load(weight + at, inside, 0).to(tl.float32), inside
+    )
 
 
 def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -76,7 +61,6 @@ def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         weight_E,
         out_TE,
         size,
-        1 / size,
         eps,
         SIZE=power_of_two(size),
         num_warps=8 if size > 1024 else 4,
@@ -171,8 +155,7 @@ def _rotate(
     position = tl.load(positions + row)
     c = tl.load(cos + position * D + d, d < D, 0).to(tl.float32)
     s = tl.load(sin + position * D + d, d < D, 0).to(tl.float32)
-    # in one way only, so that a product that rotates has the same bits
-    out = tl.where(rotated, tl.math.fma(x, c, partner * s), x)
+    out = tl.where(rotated, x * c + partner * s, x)
     slot = tl.load(slots + row) * G * D
     tl.store(queries + (row * H + head) * D + d, out, inside & (head < H))
     tl.store(keys + slot + (head - H) * D + d, out, inside & (head >= H) & rotated)

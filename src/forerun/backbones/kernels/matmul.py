@@ -20,41 +20,64 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.backbones.kernels.elementwise import (
-    RMSNorm,
-    add_parts,
-    norm,
-    norm_scale,
-    swiglu,
-)
+from forerun.backbones.kernels.elementwise import RMSNorm, add_parts, norm, swiglu
 from forerun.backbones.kernels.launch import launch_options, wait_for_last
 from forerun.backbones.kernels.packed import BLOCK, PLAIN, PackedMatrix, load_matrix
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
-    x, norm, weight, scales, bias, out, partial_sums, arrivals, rows, N, K, part, share, eps,
-    BITS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr, BIASED: tl.constexpr,
-    GATED: tl.constexpr, ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LAUNCH: tl.constexpr,
+    x, weight, scales, bias, out, partial_sums, arrivals, rows, N, K, part,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    ADDED: tl.constexpr, TRANSPOSED: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """Rows times a matrix [N, K] (GATED: [2N, K]), packed in BITS or plain. Programs of the
     same outputs run side by side; each adds up `part` inputs, and the last one to arrive adds up
     all PARTS, in their order. TRANSPOSED puts the matrix on the side of which matrix units take
     more at a time."""
+    wait_for_last(LAUNCH)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    row_inside = (m < rows)[:, None]
+    row_at = x + m[:, None].to(tl.int64) * K
+    total = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
+    total_up = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
+    output_inside = (n < N)[:, None]
     begin = tl.program_id(2) * part
-    prefetch(weight, n, begin, 2 * N if GATED else N, K, BITS, LAUNCH)
-    if GATED:
-        prefetch(weight, n + N, begin, 2 * N, K, BITS, LAUNCH)
-    wait_for_last(LAUNCH)
-    total, total_up = multiply(
-        x, norm, weight, scales, m, n, n + N, rows, 2 * N if GATED else N, K, begin,
-        tl.minimum(begin + part, K), share, eps,
-        BITS, GROUP, NORMED, GATED, TRANSPOSED, BM, BN, BK,
-    )  # fmt: skip
+    end = tl.minimum(begin + part, K)
+    for at in range(begin, end, BK):
+        left = at + k < end
+        piece = tl.load(row_at + at + k[None, :], row_inside & left[None, :], 0)
+        if BITS == 16:
+            matrix = tl.load(
+                weight + n[:, None].to(tl.int64) * K + at + k[None, :],
+                output_inside & left[None, :],
+                0,
+            )
+        else:
+            matrix = load_matrix(
+                weight, scales, n, N, at, end, K, BITS, GROUP, BN, BK, x.dtype.element_ty
+            )
+        total = _add_product(total, piece, matrix, TRANSPOSED)
+        if GATED:
+            if BITS == 16:
+                matrix = tl.load(
+                    weight + (n + N)[:, None].to(tl.int64) * K + at + k[None, :],
+                    output_inside & left[None, :],
+                    0,
+                )
+            else:
+                # past its end a block of gates meets the first of up: what it gives is not stored
+                matrix = load_matrix(
+                    weight, scales, n + N, 2 * N, at, end, K, BITS, GROUP, BN, BK,
+                    x.dtype.element_ty,
+                )  # fmt: skip
+            total_up = _add_product(total_up, piece, matrix, TRANSPOSED)
+    if TRANSPOSED:
+        total = tl.trans(total)
+        total_up = tl.trans(total_up)
     is_last = True
     if PARTS > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
@@ -97,86 +120,12 @@ def _finish(
 
 
 @triton.jit
-def multiply(
-    x, norm, weight, scales, m, first, second, rows, outputs, K, begin, end, share, eps,
-    BITS: tl.constexpr, GROUP: tl.constexpr, NORMED: tl.constexpr, TWICE: tl.constexpr,
-    TRANSPOSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-   
-):  # fmt: skip
-    """Rows `m` (NORMED: of norm(x)) times the outputs `first` of a matrix, and (TWICE) times those
-    in `second`, over inputs [begin, end): two blocks [BM, BN]."""
-    row_at = x + m.to(tl.int64) * K
-    inside = m < rows
-    if NORMED:
-        scale = norm_scale(row_at, inside, K, share, eps, BM)
-    total = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
-    total_2 = tl.zeros([BN, BM] if TRANSPOSED else [BM, BN], tl.float32)
-    k = tl.arange(0, BK)
-    for at in range(begin, end, BK):
-        left = at + k < end
-        piece = tl.load(row_at[:, None] + at + k[None, :], inside[:, None] & left[None, :], 0)
-        if NORMED:
-            weights = tl.load(norm + at + k, left, 0).to(tl.float32)
-            scaled = piece.to(tl.float32) * scale[:, None] * weights[None, :]
-            piece = scaled.to(x.dtype.element_ty)
-        matrix = load_outputs(
-            weight, scales, first, outputs, at, end, K, BITS, GROUP, BN, BK, x.dtype.element_ty
-        )
-        total = _add_product(total, piece, matrix, TRANSPOSED)
-        if TWICE:
-            matrix = load_outputs(
-                weight, scales, second, outputs, at, end, K, BITS, GROUP, BN, BK,
-                x.dtype.element_ty,
-            )  # fmt: skip
-            total_2 = _add_product(total_2, piece, matrix, TRANSPOSED)
-    if TRANSPOSED:
-        total = tl.trans(total)
-        total_2 = tl.trans(total_2)
-    return total, total_2
-
-
-@triton.jit
-def load_outputs(
-    weight, scales, n, outputs, at, end, K,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Outputs `n` of a matrix, inputs [at, at + BK)."""
-    if BITS == 16:
-        k = at + tl.arange(0, BK)
-        held = (n < outputs)[:, None] & (k < end)[None, :]
-        matrix = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], held, 0)
-    else:
-        matrix = load_matrix(weight, scales, n, outputs, at, end, K, BITS, GROUP, BN, BK, DTYPE)
-    return matrix
-
-
-@triton.jit
 def _add_product(total, piece, matrix, TRANSPOSED: tl.constexpr):
     if TRANSPOSED:
         total = tl.dot(matrix, tl.trans(piece), total, input_precision="ieee")
     else:
         total = tl.dot(piece, tl.trans(matrix), total, input_precision="ieee")
     return total
-
-
-@triton.jit
-def prefetch(weight, n, begin, outputs, K, BITS: tl.constexpr, LAUNCH: tl.constexpr):
-    """Ask for the first 2 KB of some outputs of a matrix, which nobody writes, while the kernel
-    before still runs."""
-    if LAUNCH == 2:
-        if BITS == 4:
-            row_bytes = K // 2
-            first = begin // 2
-        else:
-            row_bytes = K * (weight.dtype.element_ty.primitive_bitwidth // 8)
-            first = begin * (weight.dtype.element_ty.primitive_bitwidth // 8)
-        row = tl.minimum(n, outputs - 1)[:, None].to(tl.int64)
-        line = first + 128 * tl.arange(0, 16)[None, :]
-        at = weight.to(tl.int64) + row * row_bytes + tl.minimum(line, row_bytes - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, False, 1
-        )
 
 
 @dataclass(frozen=True)
@@ -215,11 +164,8 @@ TILINGS = {
         128: ProductTiling(128, 64, 128, 4, transposed=True, warps=8),
         512: ProductTiling(128, 128, 64, 3, warps=8),
     },
-    "narrow": {16: ProductTiling(16, 16, 256, 4, warps=2)},
-    "paired": {16: ProductTiling(16, 16, 128, 4)},
 }
 WIDE = 65536  # outputs
-NARROW = 2048  # outputs up to which a device is not busy with a matrix, however it is cut
 BUSY_OUTPUTS = 8192  # of which a device has enough to do, without cutting inputs into parts
 LEAST_PART = 2048  # inputs
 MOST_PARTS = 8
@@ -227,16 +173,14 @@ MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
 FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
 PACKED_ROWS = 64  # up to which a packed matrix is widened inside of the product
-FUSED_ROWS = 16  # up to which a product also does what comes before or after it
+FEW_ROWS = 64  # up to which ours is faster than the library, if sums must keep our order
 # where ours is faster than the library, by kind: up to so many rows
-FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32, "narrow": 32, "paired": 16}
+FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
 
 
 def tiling_for(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
     if dtype == torch.float32:
         return FLOAT32_TILING
-    if kind == "narrow" and rows > 16:
-        kind = "plain"
     *few, (_, any_rows) = TILINGS[kind].items()
     return next((tiling for most, tiling in few if rows <= most), any_rows)
 
@@ -263,9 +207,7 @@ def product_kind(outputs: int, gated: bool) -> str:
     """The key of `TILINGS`."""
     if gated:
         return "gated"
-    if outputs > WIDE:
-        return "wide"
-    return "narrow" if outputs <= NARROW else "plain"
+    return "wide" if outputs > WIDE else "plain"
 
 
 def product(
@@ -281,35 +223,29 @@ def product(
     """norm(x) @ weight + bias. `gated` makes a SwiGLU of an output that is [gate, up]. The result
     is added to `onto`, in place, if that is given. `fixed`: in the same bits whatever the number
     of rows."""
+    if normed is not None:
+        x_TK = norm(x_TK, *normed)
     rows = len(x_TK)
     kind = product_kind(weight_KN.shape[1], gated)
-    if normed is not None and (rows > FUSED_ROWS or not by_kernel(x_TK, weight_KN, kind, fixed)):
-        x_TK = norm(x_TK, *normed)
-        normed = None
-    by_ours = partial(fixed_product, normed=normed, gated=gated, onto=onto)
-    by_library = partial(library_product, gated=gated, onto=onto)
     if isinstance(weight_KN, PackedMatrix):
         if rows <= PACKED_ROWS:
             tiling = packed_tiling(kind, rows, x_TK.dtype)
-            return by_ours(x_TK, weight_KN, tiling, bias_N)
+            return fixed_product(x_TK, weight_KN, tiling, bias_N, gated=gated, onto=onto)
         weight_KN = weight_KN.widened().t()
-    if not by_kernel(x_TK, weight_KN, kind, fixed):
+    half = x_TK.dtype in (torch.bfloat16, torch.float16)
+    by_rows = weight_KN.stride(0) == 1
+    by_library = partial(library_product, gated=gated, onto=onto)
+    if not fixed and not (half and by_rows and rows <= FASTER_UP_TO[kind]):
         return by_library(x_TK, weight_KN, bias_N)
-    if rows > FASTER_UP_TO[kind] and library_keeps_bits(
-        x_TK, weight_KN, bias_N, gated, onto is not None
+    if (
+        fixed
+        and rows > FASTER_UP_TO[kind]
+        and library_keeps_bits(x_TK, weight_KN, bias_N, gated, onto is not None)
     ):
         return by_library(x_TK, weight_KN, bias_N, parts=True)
     weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
     tiling = tiling_for(kind, rows, x_TK.dtype)
-    return by_ours(x_TK, weight_NK, tiling, bias_N)
-
-
-def by_kernel(x_TK: Tensor, weight_KN: Tensor | PackedMatrix, kind: str, fixed: bool) -> bool:
-    """Is a product for our kernel, or for one with its bits?"""
-    if fixed or isinstance(weight_KN, PackedMatrix):
-        return fixed or len(x_TK) <= PACKED_ROWS
-    half = x_TK.dtype in (torch.bfloat16, torch.float16)
-    return half and weight_KN.stride(0) == 1 and len(x_TK) <= FASTER_UP_TO[kind]
+    return fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=onto)
 
 
 def library_product(
@@ -376,14 +312,14 @@ def fixed_product(
     tiling: ProductTiling,
     bias_N: Tensor | None = None,
     *,
-    normed: RMSNorm | None = None,
     gated: bool = False,
     onto: Tensor | None = None,
 ) -> Tensor:
     """A product in one launch, with the matrix as [N, K]."""
     rows, inputs = x_TK.shape
-    matrix, packing = operands(weight_NK)
-    outputs = len(matrix[0]) // 2 if gated else len(matrix[0])
+    packed = weight_NK if isinstance(weight_NK, PackedMatrix) else None
+    matrix = weight_NK.codes if isinstance(weight_NK, PackedMatrix) else weight_NK
+    outputs = len(matrix) // 2 if gated else len(matrix)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
     parts, part = parts_of(outputs, inputs, gated)
     grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(outputs, tiling.outputs), parts)
@@ -396,8 +332,8 @@ def fixed_product(
         assert grid[0] * grid[1] <= MOST_TILES
     _product[grid](
         x_TK,
-        x_TK if normed is None else normed.weight_E,
-        *matrix,
+        matrix,
+        matrix if packed is None else packed.scales_NG,
         x_TK if bias_N is None else bias_N,
         out,
         sums,
@@ -406,10 +342,8 @@ def fixed_product(
         outputs,
         inputs,
         part,
-        1 / inputs,
-        0.0 if normed is None else normed.eps,
-        **packing,
-        NORMED=normed is not None,
+        BITS=PLAIN if packed is None else packed.bits,
+        GROUP=1 if packed is None else packed.group,
         BIASED=bias_N is not None,
         GATED=gated,
         ADDED=onto is not None,
@@ -423,14 +357,6 @@ def fixed_product(
         **launch_options(out, rows),
     )
     return out
-
-
-def operands(weight_NK: Tensor | PackedMatrix) -> tuple[tuple[Tensor, Tensor], dict[str, int]]:
-    """A matrix as kernels take it: numbers and scales; how it is packed."""
-    if isinstance(weight_NK, PackedMatrix):
-        packing = dict(BITS=weight_NK.bits, GROUP=weight_NK.group)
-        return (weight_NK.codes, weight_NK.scales_NG), packing
-    return (weight_NK, weight_NK), dict(BITS=PLAIN, GROUP=1)
 
 
 @lru_cache
