@@ -75,8 +75,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def move(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Move a network to a device, in place. (As annotated, transformers' own `to` is no method.)"""
-    nn.Module.to(network, device=device, dtype=dtype)
+    """Move a network to a device, in place, its weights to another precision. Buffers keep theirs:
+    rotary frequencies in half precision would turn far tokens by a radian."""
+    nn.Module.to(network, device=device)
+    for weight in network.parameters() if dtype is not None else ():
+        weight.data = weight.data.to(dtype)
 
 
 def check_checkpoint(name: str) -> None:
