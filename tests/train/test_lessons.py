@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 import forerun
-from forerun.checkpoints import tiny
+from forerun.checkpoints import adapters, resolve, tiny
 from forerun.errors import BadOption
 from forerun.train import head_loss as head_loss_file
 from forerun.train.any_subset import AnySubsetObjective
 from forerun.train.block import BlockObjective
 from forerun.train.head_loss import twin_loss
 from forerun.train.lessons import AnswerSource, AnySubsetLesson, BlockLesson, JacobiLesson
+from forerun.train.loop import add_adapters
 from forerun.train.own_text import ANSWER, BEGINS, OwnText
 from forerun.train.timed import Decoder, TimedRecipe, TimedRun, update
 
@@ -184,7 +185,7 @@ def test_an_any_subset_lesson_has_the_loss_of_its_objective(network, tmp_path):
     torch.testing.assert_close(ours, objective.loss(network, *drawn), atol=1e-4, rtol=1e-4)
 
 
-def test_adapters_of_an_any_subset_model_load_with_their_family(network, tmp_path):
+def test_adapters_of_an_any_subset_model_load_with_their_family(network, tmp_path, monkeypatch):
     pytest.importorskip("peft")
     objective = AnySubsetObjective(1, masked=(0.3, 0.9), ahead=0.3)
     lesson = AnySubsetLesson(own_text(), None, objective, batch=4, length=16)
@@ -196,9 +197,38 @@ def test_adapters_of_an_any_subset_model_load_with_their_family(network, tmp_pat
     made.train()
     made.write(tiny.tokenizer())
     merged = forerun.load(str(tmp_path / "model"), device="cpu", dtype="float32")
-    adapted = forerun.load(f"{base}+{tmp_path / 'adapters'}", device="cpu", dtype="float32")
-    assert merged.family.name == adapted.family.name == "any-subset"
-    assert merged.family.mask_token == adapted.family.mask_token == 1
+    small = tmp_path / "adapters-8bit"
+    canvas = [7, None, 9, None, None, 12, 13, None]
+    filled = merged.infill(token_ids=canvas, method="assd").token_ids
+    for folder in (tmp_path / "adapters", small):
+        adapted = forerun.load(f"{base}+{folder}", device="cpu", dtype="float32")
+        assert (adapted.family.name, adapted.family.mask_token) == ("any-subset", 1)
+        assert adapted.infill(token_ids=canvas, method="assd").token_ids == filled
+    # by name, as those that are shipped are found
+    home = tmp_path / "home"
+    (home / "tiny").mkdir(parents=True)
+    small.rename(home / "tiny" / "any-subset")
+    monkeypatch.setattr(adapters, "HOME", home)
+    assert resolve.split_adapters("tiny:any-subset")[0] == "tiny"
+
+
+def test_plain_adapters_are_added_as_peft_adds_them(network, tmp_path):
+    peft = pytest.importorskip("peft")
+    adapted = add_adapters(network, 4)
+    torch.manual_seed(1)
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            weight.data.normal_(std=0.1)
+    adapted.save_pretrained(tmp_path)
+    fresh, other = (tiny.build("llama", 0, torch.float32) for _ in range(2))
+    merged = peft.PeftModel.from_pretrained(other, str(tmp_path)).merge_and_unload()
+    ours = adapters.add(fresh, str(tmp_path))
+    plain = tiny.build("llama", 0, torch.float32)
+    for (name, one), two, before in zip(
+        ours.named_parameters(), merged.parameters(), plain.parameters()
+    ):
+        torch.testing.assert_close(one, two)
+        assert torch.equal(one, before) == ("proj" not in name)
 
 
 def test_gradients_that_are_not_finite_change_nothing():

@@ -4,7 +4,6 @@ weights and adapters, and the backbone that runs them."""
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -31,26 +30,7 @@ ROW_ATTENTION = {
     "moe",
 }
 
-ADAPTED_FAMILY = "forerun.json"  # beside adapters: what the config of a whole model would say
-
 RECURRENT = "a recurrent state per lane, kept at every place that a draft may be taken back to"
-
-
-def with_adapters(network: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """A network with low-rank adapters added to its weights, of the family that they make of it."""
-    from peft import PeftModel
-
-    path = Path(folder).expanduser()
-    try:
-        adapted = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
-        settings = path / ADAPTED_FAMILY
-        if settings.is_file():
-            adapted.config.forerun = json.loads(settings.read_text()) or None
-        return adapted
-    except Exception as error:
-        raise BadCheckpoint(
-            f"the adapters in {folder!r} do not fit this model: {first_line(error)}"
-        ) from error
 
 
 def reads_gguf() -> bool:

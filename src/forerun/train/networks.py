@@ -9,6 +9,7 @@ from torch import nn
 
 from forerun import zoo
 from forerun.checkpoints import diffusion, formats, hub, resolve, tokenizers
+from forerun.checkpoints.adapters import add as add_adapters
 from forerun.checkpoints.files import read_json
 from forerun.errors import BadOption
 
@@ -24,7 +25,7 @@ def load_network(name: str) -> PreTrainedModel:
         network, _ = zoo.load(base.removeprefix("zoo:"), torch.float32, torch.device("cpu"))
     else:
         network = _load_checkpoint(base)
-    return hub.with_adapters(network, adapters) if adapters else network
+    return add_adapters(network, adapters) if adapters else network
 
 
 def _load_checkpoint(name: str) -> PreTrainedModel:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from forerun.checkpoints.hub import ADAPTED_FAMILY
+from forerun.checkpoints.adapters import FAMILY, write_small
 from forerun.errors import BadCheckpoint
 from forerun.options import check_whole
 from forerun.train.base import FamilySettings
@@ -238,7 +238,8 @@ class TimedRun:
         if self.recipe.lora:
             adapted = self.decoder.adapted
             adapted.save_pretrained(self.out / "adapters")
-            (self.out / "adapters" / ADAPTED_FAMILY).write_text(json.dumps(settings) + "\n")
+            (self.out / "adapters" / FAMILY).write_text(json.dumps(settings) + "\n")
+            write_small(self.out / "adapters", self.out / "adapters-8bit")
             network = adapted.merge_and_unload()
         move(network, self.decoder.device, torch.bfloat16)
         network.config.dtype = torch.bfloat16
