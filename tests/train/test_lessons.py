@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import forerun
 from forerun.checkpoints import adapters, resolve, tiny
+from forerun.cli.models import model_rows
 from forerun.errors import BadOption
 from forerun.train import head_loss as head_loss_file
 from forerun.train.any_subset import AnySubsetObjective
@@ -210,6 +211,7 @@ def test_adapters_of_an_any_subset_model_load_with_their_family(network, tmp_pat
     small.rename(home / "tiny" / "any-subset")
     monkeypatch.setattr(adapters, "HOME", home)
     assert resolve.split_adapters("tiny:any-subset")[0] == "tiny"
+    assert any(row.model == "tiny:any-subset" for row in model_rows())
 
 
 def test_plain_adapters_are_added_as_peft_adds_them(network, tmp_path):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.checkpoints.adapters import FAMILY, write_small
-from forerun.errors import BadCheckpoint
+from forerun.errors import BadCheckpoint, NotAble
 from forerun.options import check_whole
 from forerun.train.base import FamilySettings
 from forerun.train.loop import add_adapters
@@ -73,6 +73,9 @@ class Decoder:
     """A network without its head: rows of tokens to hidden states, in half precision on a GPU."""
 
     def __init__(self, network: PreTrainedModel, lora: int = 0, dtype: torch.dtype | None = None):
+        attention = network.config._attn_implementation
+        if attention != "sdpa":  # others add a mask of truth values to the scores
+            raise NotAble(f"training rows that see each other as told needs sdpa, not {attention}.")
         self.network = network
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
