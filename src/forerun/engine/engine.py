@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
@@ -34,8 +35,9 @@ from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.logits import edited_logits, own_logits
+from forerun.probability.logits import MaskedLogits, edited_logits, own_logits
 from forerun.probability.noise import Noise
+from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
@@ -409,11 +411,25 @@ class Engine:
             for i, outcome in zip(members, one.outcomes(), strict=True):
                 answers[i] = outcome or NoOutcome(draws[i].seq)
         self.watch.arrived()
+        self.clock.waits += time.perf_counter() - began
+        self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
         self._note_step()
         return answers
+
+    def _look_ahead(self, served: Sequence[Running], answers: Sequence[object]) -> None:
+        """Tell constraints which tokens were drawn, of all sequences at once: what may follow is
+        found while the device works."""
+        began = time.perf_counter()
+        asked = [
+            (one.seq.history.constraint, [*chain_of(one), answer.token])
+            for one, answer in zip(served, answers)
+            if isinstance(answer, Token) and one.seq.history.constraint is not None
+        ]
+        look_ahead(asked)
+        self.clock.masks += time.perf_counter() - began
 
     def _note_step(self) -> None:
         """Tell models how long a step took, from one draw to the next."""
@@ -515,10 +531,12 @@ class Engine:
         began = time.perf_counter()
         questions = [question_of(one) for one in served]
         chains = [chain for question in questions for chain in question.chains]
-        edited_RV = edited_logits(logits_RV, chains)
-        own_RV = logits_RV
+        edited = edited_logits(logits_RV, chains)
+        if edited.masks_RW is not None:
+            self.clock.masks += time.perf_counter() - began
+        own = MaskedLogits(logits_RV)
         if any(question.with_model_law for question in questions):
-            own_RV = own_logits(logits_RV, chains)
+            own = own_logits(logits_RV, chains, edited)
         answers: list[object] = []
         first = 0
         for one, question in zip(served, questions):
@@ -527,13 +545,13 @@ class Engine:
             begin = first
             for chain in question.chains:
                 rows = chain.rows
-                law = PendingLaws.of(edited_RV, first, rows, chain.history.sampling)
+                law = PendingLaws.of(edited, first, rows, chain.history.sampling)
                 if question.seq.logprobs.wanted and not question.drafting:
                     branch = len(answer)
                     logits = logits_RV[first : first + rows]
                     keep_for_logprobs(question, branch, logits, law)
                 if question.with_model_law:
-                    answer.append(BlankLaws(law, PendingLaws.of(own_RV, first, rows, None)))
+                    answer.append(BlankLaws(law, PendingLaws.of(own, first, rows, None)))
                 else:
                     answer.append(law)
                 first += rows
@@ -584,6 +602,14 @@ def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
 def draw_of(one: Running) -> Draw[Any]:
     assert isinstance(one.waits_for, Draw)
     return one.waits_for
+
+
+def chain_of(one: Running) -> Sequence[int]:
+    """The chain that a sequence's last law was given."""
+    if one.last_question is None:
+        return ()
+    chain = one.last_question.chains[0]
+    return chain.tokens[: max(chain.prefixes, default=0)]
 
 
 def question_of(one: Running) -> Question:
