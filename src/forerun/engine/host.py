@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
+from forerun.engine.choosing import Account, BatchChooser, Company
 from forerun.engine.costs import (
     ROWS,
     FixedCosts,
@@ -22,21 +23,13 @@ from forerun.engine.costs import (
     save_curve,
 )
 from forerun.engine.graphs import ForwardRunner
-from forerun.engine.pace import Pace
+from forerun.engine.pace import Pace, several_processes
 from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
+from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import Plan, causal_rows
-
-
-def _several_processes() -> bool:
-    distributed = torch.distributed
-    return bool(
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 @dataclass
@@ -90,12 +83,14 @@ class Host:
         on_cpu = backbone.device.type == "cpu"
         self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
         self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
-        self.pace = Pace(backbone.device)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
         given = getattr(backbone, "step_costs", None)
         self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
+        self.pace = Pace(self.costs)
+        self.company = Company()
+        self.account = Account()
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
@@ -108,10 +103,16 @@ class Host:
         """Do more rows in one forward cost little more time, as on a GPU?"""
         return self.costs.rows_are_cheap
 
+    def chooser(self, seq: Canvas, learns: bool) -> BatchChooser:
+        """Whoever says which drafts pay for a sequence."""
+        company = self.company if self.costs.shared else Company()
+        account = self.account if learns else Account()
+        return BatchChooser(seq, self.costs, company, account)
+
     def know_costs(self, lane: int) -> None:
         """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
         is free. Processes that share a model must all decide alike, so they never know."""
-        if self.costs.known or _several_processes():
+        if self.costs.known or several_processes():
             return
         about = identity(self.backbone)
         self.costs.curve = load_curve(about)

@@ -20,6 +20,7 @@ from forerun.probability.distributions import tempered
 from forerun.probability.logits import ChainRows
 from forerun.probability.outcomes import Placement
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.choosing import Chooser
 from forerun.sequence.question import (
     BlankLaws,
     Branch,
@@ -121,6 +122,11 @@ class ModelHandle:
     def costs(self) -> Costs:
         """What steps of the model cost, here and now. It may change guesses, never decisions."""
         return self.host.costs
+
+    def chooser(self, seq: Canvas, learns: bool) -> Chooser:
+        """Whoever says which drafts pay for a sequence. It `learns` from earlier requests, and for
+        later ones."""
+        return self.host.chooser(seq, learns)
 
     @property
     def rows_are_cheap(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.probability.logits import ChainRows
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.choosing import Chooser
 from forerun.sequence.rows import Plan
 
 
@@ -20,30 +21,6 @@ class Costs(Protocol):
     @property
     def known(self) -> bool:
         """Is anything known?"""
-        ...
-
-    @property
-    def begins_ahead(self) -> bool:
-        """Is a plain step begun before it is asked for?"""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Do other sequences of the batch count?"""
-        ...
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences the last forward held."""
-        ...
-
-    def plain(self, sequences: int) -> float:
-        """Seconds of a step of so many sequences in which nobody drafts."""
-        ...
-
-    def steps_with(self, others: int, most: int) -> Sequence[float]:
-        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
-        and so on, up to `most` at least."""
         ...
 
     def forward(self, rows: int) -> float:
@@ -65,6 +42,10 @@ class ModelHost(Protocol):
     @property
     def costs(self) -> Costs:
         """What steps of the model cost."""
+        ...
+
+    def chooser(self, seq: Canvas, learns: bool) -> Chooser:
+        """Whoever says which drafts pay for a sequence."""
         ...
 
     @property
