@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from forerun import __version__
+from forerun.requests.jobs import Bell
 from forerun.serve import chat, completions, errors, fill, responses, status, tokens, wire
 from forerun.serve.middleware import BodyLimit, RequestLog
 from forerun.serve.server import Server
@@ -25,6 +27,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        Bell.of(asyncio.get_running_loop()).pause = settings.stream_interval
         yield
         made.decodings.drain()
         made.decodings.end_all()

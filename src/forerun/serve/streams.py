@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.api import Model
 from forerun.requests.jobs import Job, Jobs
@@ -48,16 +48,14 @@ class Ask:
     extension: Extension = field(default_factory=Extension)
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A piece of the text of a sequence."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True)
-class Traced:
+class Traced(NamedTuple):
     """An event of the trace of a sequence."""
 
     index: int
@@ -86,15 +84,24 @@ class Decoding:
 
     async def __aiter__(self) -> AsyncIterator[Text | Traced]:
         """What comes, until all is over."""
-        async for index, piece in self.jobs:
-            if isinstance(piece, Event):
-                yield Traced(index, piece)
-            else:
-                self._time_piece(index)
-                yield Text(index, piece)
+        async for burst in self.bursts():
+            for item in burst:
+                yield item
 
-    def _time_piece(self, index: int) -> None:
-        now = time.monotonic()
+    async def bursts(self) -> AsyncIterator[list[Text | Traced]]:
+        """What comes, as much at a time as there is: of most steps of the engine, one piece."""
+        async for burst in self.jobs.bursts():
+            now = time.monotonic()
+            told: list[Text | Traced] = []
+            for index, piece in burst:
+                if isinstance(piece, Event):
+                    told.append(Traced(index, piece))
+                else:
+                    self._time_piece(index, now)
+                    told.append(Text(index, piece))
+            yield told
+
+    def _time_piece(self, index: int, now: float) -> None:
         metrics = self.owner.metrics
         last = self._last_piece.get(index)
         if last is None:
