@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from forerun import __version__
 from forerun.requests.jobs import Bell
-from forerun.serve import chat, completions, errors, fill, responses, status, tokens, wire
+from forerun.serve import chat, completions, fill, handlers, responses, status, tokens, wire
 from forerun.serve.middleware import BodyLimit, RequestLog
 from forerun.serve.server import Server
 from forerun.serve.settings import Settings
@@ -51,7 +51,7 @@ def create_app(
     app.include_router(status.guarded)
     for router in routers:
         app.include_router(router)
-    errors.install(app, wire.field_names)
+    handlers.install(app, wire.field_names)
     app.add_middleware(BodyLimit, most=settings.max_body)
     if settings.cors:
         app.add_middleware(
