@@ -268,24 +268,27 @@ class TestThreads:
         self.now = 0.0
         return ThreadChoice(clock=lambda: self.now)
 
-    def forward(self, choice, seconds):
-        """A forward that takes so long with two threads, and so long with one."""
+    def forward(self, choice, seconds, rows=1):
+        """A forward that takes so long with one thread, and so long with two."""
+        used = choice.threads(rows)
 
         def run():
-            self.now += seconds[choice.threads - 1]
+            self.now += seconds[used - 1]
             return torch.zeros(1)
 
-        choice.run(1, run)
-        return choice.threads
+        choice.run(rows, run)
+        return used
 
     def test_a_busy_neighbour_leaves_one_thread_until_it_is_gone(self, monkeypatch):
         choice = self.choice(monkeypatch)
         calm = (0.015, 0.010)
         busy = (0.020, 0.010 * FAR_LONGER * 2)
-        assert all(self.forward(choice, calm) == 2 for _ in range(20))
-        for _ in range(STRIKES):
+        used = [self.forward(choice, calm) for _ in range(40)]
+        assert used.count(1) == TRIED
+        assert used[-1] == 2
+        for _ in range(STRIKES + TRIED):
             self.forward(choice, busy)
-        assert choice.threads == 1
+        assert choice.threads(1) == 1
         until = self.now + 3 * FIRST_PAUSE
         used = []
         while self.now < until:
@@ -293,13 +296,26 @@ class TestThreads:
         assert used.count(2) <= 4  # now and then it looks
         while self.now < until + 20 * FIRST_PAUSE:
             used.append(self.forward(choice, calm))
-        assert all(threads == 2 for threads in used[-TRIED - 100 :])
+        assert used[-200:].count(1) <= 2 * TRIED
+
+    def test_a_neighbour_that_was_there_first_is_noticed(self, monkeypatch):
+        choice = self.choice(monkeypatch)
+        used = [self.forward(choice, (0.020, 0.2)) for _ in range(40)]
+        assert used.count(2) <= STRIKES + 1
+
+    def test_each_kind_of_forward_has_its_own_threads(self, monkeypatch):
+        choice = self.choice(monkeypatch)
+        for _ in range(30):
+            self.forward(choice, (0.001, 0.002))
+            self.forward(choice, (0.4, 0.2), rows=128)
+        assert (choice.threads(1), choice.threads(128)) == (1, 2)
 
     def test_one_slow_forward_changes_nothing(self, monkeypatch):
         choice = self.choice(monkeypatch)
-        for turn in range(50):
-            self.forward(choice, (0.015, 0.2 if turn % 10 == 9 else 0.010))
-        assert choice.threads == 2
+        used = [
+            self.forward(choice, (0.015, 0.2 if turn % 10 == 9 else 0.010)) for turn in range(50)
+        ]
+        assert used.count(1) <= TRIED
 
 
 def test_what_cannot_be_quantised_is_refused_by_name():
