@@ -94,6 +94,7 @@ class Clients:
 
     def _ask(self, number):
         asked = {"model": "zoo:ar", "prompt": f"def f{number}(x):", "max_tokens": 8, "seed": 1}
+        asked["temperature"] = 0.5  # at 1, a draw of f0 falls within float32's rounding of two
         with httpx.Client(timeout=60) as client:
             while not self.over:
                 for turn in range(4):
