@@ -15,6 +15,7 @@ T rows, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -39,6 +40,23 @@ class Product(Protocol):
     bytes: int
 
     def __call__(self, x_TI: Tensor) -> Tensor: ...
+
+
+class Packed(ABC):
+    """A matrix [in, out] in few bits for a GPU, whose kernels widen it as they multiply. Its bias is
+    not in it."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def widened(self) -> Tensor:
+        """The plain matrix that it stands for, [out, in]."""
 
 
 class Codes(NamedTuple):
@@ -233,6 +251,7 @@ def widened_8(weight_OI: Tensor, bias: Tensor | None = None) -> Product:
     return WidenedProduct(weight_OI, bias, 8)
 
 
+Matrix = Tensor | Packed | Product
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 # What `quantize` may be, and the kinds of product that each may use; the last always runs.
@@ -240,6 +259,10 @@ KINDS: dict[str, dict[str, MakeProduct]] = {
     "int4": {"int4": Int4Product, "widened": widened_4},
     "int8": {"nibbles": Int8ByNibbles, "onednn": Int8Product, "widened": widened_8},
 }
+
+
+# The last matrix of a model needs precision most: what it is, by what the others are.
+HEAD = {"int4": "int8", "int8": "int8", "fp8": "fp8"}
 
 
 def keeps_bits(product: Callable[[Tensor], Tensor], inputs: int) -> bool:
@@ -263,8 +286,10 @@ class FloatLayout:
         return weight_OI.t().contiguous() if self.by_inputs else weight_OI.t()
 
 
-def times(x_TI: Tensor, matrix: Tensor | Product, bias: Tensor | None) -> Tensor:
+def times(x_TI: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
     """Rows times a matrix, [in, out] if it is a tensor."""
+    if isinstance(matrix, Packed):
+        matrix = matrix.widened().t()
     if not isinstance(matrix, Tensor):
         return matrix(x_TI)  # its bias is in it
     return x_TI @ matrix if bias is None else torch.addmm(bias, x_TI, matrix)
