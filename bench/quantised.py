@@ -19,11 +19,12 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -292,8 +293,6 @@ def matrices_of(name: str) -> dict[str, tuple[int, int, bool]]:
 @torch.inference_mode()
 def tune(flags: argparse.Namespace) -> list[dict[str, Any]]:
     """The best tilings and numbers of parts of each matrix, at a few rows."""
-    from forerun.backbones.kernels import matmul
-
     speed = bandwidth(torch.device("cuda"))
     height = 16 if flags.rows <= 16 else 32 if flags.rows <= 32 else 64
     kinds = {"int4": "int4 32", "int8": "int8", "fp8": "fp8"}
@@ -311,37 +310,45 @@ def tune(flags: argparse.Namespace) -> list[dict[str, Any]]:
     print(f"{len(jobs)} compiled in {time.perf_counter() - start:.0f} s, {len(failed)} not")
     print(*failed[:2], sep="\n", flush=True)
     found = []
-    for quantize, (name, sizes) in itertools.product(
-        flags.quantize, matrices_of(flags.shape).items()
-    ):
-        outputs, inputs, gated = sizes
+    for quantize, name in itertools.product(flags.quantize, matrices_of(flags.shape)):
         kind = kinds["int8" if name == "head" and quantize == "int4" else quantize]
-        made = random_packed(kind, outputs, inputs)[0]
-        count = max(1, COPIES // made.nbytes)
-        copies = [made, *(random_packed(kind, outputs, inputs)[0] for _ in range(count - 1))]
-        x = torch.randn(flags.rows, inputs, device=DEVICE, dtype=torch.bfloat16)
-        onto = None if gated else x.new_zeros(flags.rows, outputs)
-        floor = made.nbytes / speed * 1e6
-        taken = {}
-        for parts, tiling in itertools.product(cuts[name], tilings(height)):
-            with cut_into(parts):
-                try:
-                    taken[parts, tiling] = microseconds(
-                        lambda i: matmul.fixed_product(
-                            x, copies[i % len(copies)], tiling, gated=gated, onto=onto
-                        )
-                    )
-                except Exception as error:
-                    print(f"  {tiling}: {str(error)[:80]}")
+        floor, taken = tune_one(kind, matrices_of(flags.shape)[name], flags.rows, cuts[name], speed)
         ranked = sorted(taken, key=taken.__getitem__)[:6]
-        best = [(parts, astuple(tiling), taken[parts, tiling] / floor) for parts, tiling in ranked]
+        best = [(parts, astuple(tiling), taken[parts, tiling]) for parts, tiling in ranked]
         found.append({"quantize": quantize, "matrix": name, "floor us": floor, "best": best})
-        print(f"{quantize} {name}: floor {floor:.1f} us, parts, tiling, times the floor:")
+        print(f"{quantize} {name}: floor {floor:.1f} us; parts, tiling, times the floor:")
         for parts, tiling, times in best:
             print(f"    {parts} {tiling} {times:.2f}", flush=True)
-        del made, copies
         torch.cuda.empty_cache()
     return found
+
+
+def tune_one(
+    kind: str, sizes: tuple[int, int, bool], rows: int, cuts: Sequence[int], speed: float
+) -> tuple[float, dict[tuple[int, Any], float]]:
+    """The floor of a product in microseconds, and what ways of cutting it take, as times of it."""
+    from forerun.backbones.kernels import matmul
+
+    outputs, inputs, gated = sizes
+    made = random_packed(kind, outputs, inputs)[0]
+    count = max(1, COPIES // made.nbytes)
+    copies = [made, *(random_packed(kind, outputs, inputs)[0] for _ in range(count - 1))]
+    x = torch.randn(rows, inputs, device=DEVICE, dtype=torch.bfloat16)
+    onto = None if gated else x.new_zeros(rows, outputs)
+    floor = made.nbytes / speed * 1e6
+    taken = {}
+    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
+
+    def run(tiling: Any, i: int) -> torch.Tensor:
+        return matmul.fixed_product(x, copies[i % count], tiling, gated=gated, onto=onto)
+
+    for parts, tiling in itertools.product(cuts, tilings(height)):
+        with cut_into(parts):
+            try:
+                taken[parts, tiling] = microseconds(partial(run, tiling)) / floor
+            except Exception as error:
+                print(f"  {tiling}: {str(error)[:80]}")
+    return floor, taken
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -247,6 +248,11 @@ def test_a_packed_model_has_the_bits_of_the_plain_one_that_it_stands_for(quantiz
 @pytest.mark.parametrize("quantize", ["int4", "fp8"])
 def test_exact_methods_on_packed_weights_write_what_ar_writes(quantize, monkeypatch):
     monkeypatch.setattr(lean, "packs_on", lambda device: True)
+    # once per matrix: the interpreter is slow
+    once = lru_cache(packed.PackedMatrix.widened)
+    monkeypatch.setattr(packed.PackedMatrix, "widened", lambda matrix: once(matrix))
+    monkeypatch.setattr(packed.PackedMatrix, "__hash__", object.__hash__)
+    monkeypatch.setattr(packed.PackedMatrix, "__eq__", object.__eq__)
     network = tiny.build("qwen2", **SMALL).to(DEVICE)
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [5, 6, 7, 8]]
     m = forerun.from_network(

@@ -38,8 +38,8 @@ SLOTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer. A matrix is a tensor [in, out], a packed one on a GPU, or a quantised
-    product on a CPU, which has its bias in it."""
+    """The weights of one layer. A matrix is a tensor [in, out], a packed one on a GPU, or a
+    quantised product on a CPU, which has its bias in it."""
 
     norm_attn: Tensor
     qkv: Matrix

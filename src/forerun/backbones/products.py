@@ -43,8 +43,8 @@ class Product(Protocol):
 
 
 class Packed(ABC):
-    """A matrix [in, out] in few bits for a GPU, whose kernels widen it as they multiply. Its bias is
-    not in it."""
+    """A matrix [in, out] in few bits for a GPU, whose kernels widen it as they multiply. Its bias
+    is not in it."""
 
     @property
     @abstractmethod
