@@ -94,6 +94,7 @@ class StepCosts:
         self.curve: Curve | None = None
         self.corrects = True  # by what is observed
         self.shared = True  # do other sequences count?
+        self.at_once = 1  # tokens of plain text that are written in one launch
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0
@@ -113,7 +114,7 @@ class StepCosts:
     @property
     def begins_ahead(self) -> bool:
         """Is a plain step begun before it is asked for?"""
-        return self.device_type == "cuda"
+        return self.device_type == "cuda" and self.at_once == 1
 
     @property
     def rows_are_cheap(self) -> bool:
@@ -430,6 +431,15 @@ class StepWatch:
     def wrote(self, tokens: int) -> None:
         """A draft model wrote on by itself: its first forward was counted."""
         self._now.draft_forwards += tokens - 1
+
+    def wrote_text(self, tokens: int) -> None:
+        """A model wrote so many tokens of plain text in one launch: as many steps, alike."""
+        step, self._now = self._now, Step()
+        now = self.now()
+        if self._arrived is not None and step.whole and step.costs is not None:
+            step.costs.observe(step.rows, False, 0, (now - self._arrived) / tokens)
+        self.tokens = 0
+        self._arrived = now
 
     def drawing(self) -> None:
         """Rules are applied. If a model has judged, what begins now belongs to the next step."""

@@ -52,7 +52,12 @@ class Work:
 class Writer(Protocol):
     """Writes on with a model, several tokens in one launch."""
 
+    @property
+    def at_once(self) -> int: ...
+
     def can_write(self, end: int, tokens: int) -> bool: ...
+
+    def forget(self) -> None: ...
 
 
 class Host:
@@ -164,6 +169,8 @@ class Host:
         new = self.slots.add_features(asked, self.backbone.hidden_size)
         if new:
             self.runner.forget_captures()
+            if self.writer is not None:
+                self.writer.forget()
             self.forget()
         return new
 
@@ -190,6 +197,11 @@ class Host:
         for memo in self.memos:
             memo.release()
         self.pool.clear()
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of plain text that the model had best write in one launch."""
+        return 1 if self.writer is None else self.writer.at_once
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

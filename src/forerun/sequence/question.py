@@ -53,6 +53,11 @@ class ModelHost(Protocol):
         """Do more rows in one forward cost little more time?"""
         ...
 
+    @property
+    def at_once(self) -> int:
+        """Tokens of plain text that the model had best write in one launch."""
+        ...
+
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""
         ...
@@ -114,7 +119,8 @@ class Written(NamedTuple):
 @dataclass(eq=False)
 class Continuation(Question):
     """A question after plain text whose answer is drawn from, and asked again with the token drawn,
-    until there are so many. Its answer is `Written`."""
+    until there are so many. Its answer is `Written`. If it is no draft, it may also be answered as
+    any question is: when others wait, who ask for one forward only."""
 
     tokens: int = 0
     temperature: float = 1.0  # of draws, times the request's own
