@@ -206,6 +206,25 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     assert programs < 4096 or max(seen_splits) > 1
 
 
+def test_attention_has_the_same_bits_however_shares_are_spread(monkeypatch):
+    rows = np.zeros((5, 200), np.int32)
+    rows[2] = np.arange(200) + 1
+    rows[2:, 150:] = [[100], [120], [200]]  # a block that sees itself, behind a gap
+    plan, held = Plan(rows, [np.arange(195, 200)], 200), 195
+    slots = Slots(SlotShape(1, 1, 256, 2, 16), torch.float32, DEVICE)
+    for kept in slots.flat(0):
+        kept.copy_(torch.randn(kept.shape, generator=torch.Generator().manual_seed(1)))
+    batch = Batch([(0, plan, held)], slots.table, DEVICE)
+    q = random(len(batch.slots), 4, 16, seed=2)
+    found = []
+    for programs, at_a_time in ((1, 0), (4096, 0), (4096, 4096)):
+        monkeypatch.setattr(attention, "PROGRAMS", at_a_time)
+        tiles = make_tiles(batch, 4, 2, programs)
+        assert (tiles.splits > 1) == (programs > 1)
+        found.append(attention.attention(0, q, tiles.to(DEVICE), slots, 0.2))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
 def test_a_tile_loads_only_what_its_rows_see():
     """Two copies of a block behind a text: neither looks at the other."""
     rows = np.zeros((5, 30), np.int32)
@@ -250,8 +269,8 @@ JOBS = [
     (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
 ]
 for height, split in ((16, True), (64, False)):
-    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
-    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE, PAGE=pages.PAGE)
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=4 if split else 0, HEIGHT=height)
+    fixed |= dict(SLOTS=attention.SLOTS, AT_ONCE=4, PAGE=pages.PAGE)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
 for kind, by_rows in matmul.TILINGS.items():
