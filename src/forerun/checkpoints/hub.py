@@ -284,10 +284,21 @@ def check_quantize(network: PreTrainedModel, context: int, quantize: str) -> Non
             f"quantize={quantize!r}: '{kind}' is not of the Llama shape ({', '.join(lean.SHAPES)} "
             "with plain weights), whose layers are known well enough for it. Load it without."
         )
-    if network.device.type != "cpu" or network.dtype != torch.float32:
+    if lean.packs_on(network.device):
+        if find_spec("triton") is None:
+            raise NotAble(
+                f"quantize={quantize!r} on {network.device} needs Triton, whose kernels widen the "
+                "matrices: pip install triton, or load it without."
+            )
+        return
+    if quantize == "fp8":
         raise NotAble(
-            f"quantize={quantize!r} is for a cpu and dtype='float32', in which rows are kept; this "
-            f"model is on {network.device} in {str(network.dtype).removeprefix('torch.')}."
+            "quantize='fp8' is for a GPU: no product of 8-bit floats runs on a cpu. Use 'int8'."
+        )
+    if network.dtype != torch.float32:
+        raise NotAble(
+            f"quantize={quantize!r} on a cpu needs dtype='float32', in which rows are kept; this "
+            f"model is in {str(network.dtype).removeprefix('torch.')}."
         )
 
 
