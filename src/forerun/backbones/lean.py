@@ -27,7 +27,7 @@ from forerun.backbones.cpu_forward import (
     Rotation,
 )
 from forerun.backbones.measure import layout_for, product_for, this_machine
-from forerun.backbones.products import FloatProduct, Product, joined, times
+from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
@@ -46,24 +46,24 @@ SLOTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer. A matrix is a tensor [in, out], or a quantised product on a CPU,
-    which has its bias in it."""
+    """The weights of one layer. A matrix is a tensor [in, out], a packed one on a GPU, or a
+    quantised product on a CPU, which has its bias in it."""
 
     norm_attn: Tensor
-    qkv: Tensor | Product
+    qkv: Matrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor | Product
+    out: Matrix
     out_bias: Tensor | None
     norm_mlp: Tensor
-    gate_up: Tensor | Product
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor | Product
+    down: Matrix
     down_bias: Tensor | None
 
     @property
-    def matrices(self) -> tuple[Tensor | Product, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
 
@@ -123,18 +123,17 @@ class LeanBackbone(SlottedBackbone):
         self.embed: Tensor = base.embed_tokens.weight.detach()
         self.norm: Tensor = base.norm.weight.detach()
         self.quantize = quantize
-        if quantize is not None:
+        packs = packs_on(self.device)
+        if quantize is not None and not packs:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
-        # Of all matrices the last one needs precision most, so it has at least 8 bits.
-        take_head = _Taker("int8" if quantize else None)
-        self.head: Tensor | Product = take_head.matrix([head.weight.detach()[:vocab]])
-        take = _Taker(quantize)
-        # No kernel looks into a quantised model, so its heads may lie as this forward likes them.
-        self.stack = [
-            _take_layer(layer, take, self.head_dim if quantize else None) for layer in base.layers
-        ]
+        take_head = _Taker(quantize and HEAD[quantize], packs)
+        self.head: Matrix = take_head.matrix([head.weight.detach()[:vocab]])
+        take = _Taker(quantize, packs)
+        # No kernel looks into a model quantised for a CPU: its heads may lie as its forward likes.
+        paired = self.head_dim if quantize and not packs else None
+        self.stack = [_take_layer(layer, take, paired) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
         cos, sin = (
@@ -146,7 +145,7 @@ class LeanBackbone(SlottedBackbone):
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
         self._turns_CD: Tensor | None = None
-        if quantize is not None:
+        if quantize is not None and not packs:
             self._turns_CD = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
     def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
@@ -157,7 +156,7 @@ class LeanBackbone(SlottedBackbone):
             key_heads=self.key_heads,
             head_dim=self.head_dim,
             pages=pages,
-            joined=self.quantize is not None,
+            joined=self.quantize is not None and not packs_on(self.device),
         )
         return Slots(shape, self.dtype, self.device)
 
@@ -165,7 +164,7 @@ class LeanBackbone(SlottedBackbone):
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
         matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
-        sizes = [m.nbytes if isinstance(m, Tensor) else m.bytes for m in matrices]
+        sizes = [m.nbytes if isinstance(m, Tensor | Packed) else m.bytes for m in matrices]
         tied = isinstance(self.head, Tensor) and self.head.data_ptr() == self.embed.data_ptr()
         return sum(sizes) + (0 if tied else self.embed.nbytes)
 
@@ -235,7 +234,7 @@ class LeanBackbone(SlottedBackbone):
 
         product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
-        stack: list[Any] = self.stack  # of tensors: products on a CPU have no tiles
+        stack: list[Any] = self.stack  # of tensors or packed: products on a CPU have no tiles
         head: Any = self.head
         for index, layer in enumerate(stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
@@ -281,28 +280,43 @@ def _times_length(norm: Tensor) -> Tensor:
     return norm * norm.shape[-1] ** 0.5
 
 
-def _as_product(matrix: Tensor | Product, bias: Tensor | None) -> Product:
+def _as_product(matrix: Matrix, bias: Tensor | None) -> Product:
+    assert not isinstance(matrix, Packed), "packed matrices are for a GPU"
     return FloatProduct(matrix, bias) if isinstance(matrix, Tensor) else matrix
+
+
+def packs_on(device: torch.device) -> bool:
+    """Are quantised matrices packed for kernels on such a device?"""
+    return device.type == "cuda"
 
 
 class _Taker:
     """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
     fastest here."""
 
-    def __init__(self, quantize: str | None):
+    def __init__(self, quantize: str | None, packs: bool):
         self._quantize = quantize
+        self._packs = packs
         self.kinds: dict[str, str] = {}  # of product, by shape
 
-    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Tensor | Product:
+    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Matrix:
         weight_OI = joined(weights)
-        shape = f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"
-        if self._quantize is None:
-            layout = layout_for(weight_OI, this_machine())
-            self.kinds[shape] = "by inputs" if layout.by_inputs else "by outputs"
-            return layout.of(weight_OI)
-        kind, product = product_for(weight_OI, bias, self._quantize, this_machine())
-        self.kinds[shape] = kind
-        return product
+        kind, matrix = self._taken(weight_OI, bias)
+        self.kinds[f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"] = kind
+        return matrix
+
+    def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
+        """The kind of product, and the matrix as that takes it."""
+        if self._quantize is not None and not self._packs:
+            return product_for(weight_OI, bias, self._quantize, this_machine())
+        if self._quantize is not None:
+            from forerun.backbones.kernels.packed import packed
+
+            made = packed(weight_OI, self._quantize)
+            if made is not None:
+                return "packed", made
+        layout = layout_for(weight_OI, this_machine())
+        return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
 
 
 def _projections(layer: Any) -> list[nn.Linear]:

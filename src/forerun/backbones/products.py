@@ -15,6 +15,7 @@ T rows, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -111,6 +112,23 @@ class FloatProduct(_OfInputs):
         if self._bias is None:
             return torch.mm(all_TN, self._weight_IO)
         return torch.addmm(self._bias, all_TN, self._weight_IO)
+
+
+class Packed(ABC):
+    """A matrix [in, out] in few bits for a GPU, whose kernels widen it as they multiply. Its bias
+    is not in it."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def widened(self) -> Tensor:
+        """The plain matrix that it stands for, [out, in]."""
 
 
 class Codes(NamedTuple):
@@ -215,12 +233,12 @@ def _offset_rows(weight_OI: Tensor) -> Offsets:
     costs = [error + ROUNDED * groups.noise() for groups, error in zip(found, errors)]
     taken = costs[0] < costs[1]
     pairs = zip(*(groups.with_offset() for groups in found))
-    codes, scale, offset = (torch.where(taken, *pair) for pair in pairs)
+    chosen, scale, offset = (torch.where(taken, one, other) for one, other in pairs)
     return Offsets(
-        codes=Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1)),
+        codes=Codes(chosen.flatten(1).to(torch.int8), scale.squeeze(-1)),
         offsets_OG=offset.squeeze(-1),
         plain=plain,
-        error=float(torch.where(taken, *errors).sum()),
+        error=float(torch.where(taken, errors[0], errors[1]).sum()),
         plain_error=float(errors[1].sum()),
     )
 
@@ -354,6 +372,7 @@ def widened_8(weight_OI: Tensor, bias: Tensor | None = None) -> Product:
     return WidenedProduct(weight_OI, bias, 8)
 
 
+Matrix = Tensor | Packed | Product
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 # What `quantize` may be, and the kinds of product that each may use; the last always runs.
@@ -361,6 +380,10 @@ KINDS: dict[str, dict[str, MakeProduct]] = {
     "int4": {"int4": Int4Product, "widened": widened_4},
     "int8": {"nibbles": Int8ByNibbles, "onednn": Int8Product, "widened": widened_8},
 }
+
+
+# The last matrix of a model needs precision most: what it is, by what the others are.
+HEAD = {"int4": "int8", "int8": "int8", "fp8": "fp8"}
 
 
 def keeps_bits(product: Callable[[Tensor], Tensor], inputs: int) -> bool:
@@ -384,8 +407,10 @@ class FloatLayout:
         return weight_OI.t().contiguous() if self.by_inputs else weight_OI.t()
 
 
-def times(x_TI: Tensor, matrix: Tensor | Product, bias: Tensor | None) -> Tensor:
+def times(x_TI: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
     """Rows times a matrix, [in, out] if it is a tensor."""
+    if isinstance(matrix, Packed):
+        matrix = matrix.widened().t()
     if not isinstance(matrix, Tensor):
         return matrix(x_TI)  # its bias is in it
     return x_TI @ matrix if bias is None else torch.addmm(bias, x_TI, matrix)
