@@ -140,6 +140,8 @@ def llama_of(file: str) -> Any:
         from llama_cpp import Llama
     except ImportError:
         return None
+    if not Path(file).is_file():  # a model of our own
+        return None
     threads = torch.get_num_threads()
     return Llama(file, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
