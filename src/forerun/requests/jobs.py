@@ -73,6 +73,7 @@ class Job:
         self.forbidden = forbidden
         self.holes = holes
         self.healing = healing
+        self.begun = healing is None  # is the canvas the one that is decoded?
         self.prompt = [token for token in canvas if token != BLANK]
         self.respelled: list[TokenLogprob] = []  # the healed end of the prompt
         self.streams = streams
@@ -145,6 +146,7 @@ class Job:
         self.respelled = respelled(healing, healed, tokens)
         self.seq.history.begin(np.asarray(self.prompt, np.int64))
         self.seq.begin([*self.prompt, *[BLANK] * room])
+        self.begun = True
         self._spoken = said_before(self.model, healing, tokens)
         if self.detokenizer is not None:
             self.detokenizer.begin_after(*self._spoken)
