@@ -254,7 +254,10 @@ class Job:
             token_ids=seq.output,
             finish_reason=seq.finish_reason or "cancelled",
             **promise_of(
-                self.request.method, self.request.options, self.model.name, self._read_by()
+                self.request.method,
+                self.request.options,
+                self.model.name,
+                self.model.weights + self._read_by(),
             ),
             stats=stats,
             trace=seq.trace.events,
