@@ -271,9 +271,26 @@ def test_the_rows_of_a_chunk_are_known_though_prompts_never_end():
     for _ in range(9):
         pace.stepped(5.0, 64, 32)
     assert pace.budget(64) == 32
-    pace.stepped(1.0, 16, 0)  # a step of fewer rows is a bound
-    pace.stepped(5.0, 64, 32)
-    assert pace.budget(64) == 4
+    pace.stepped(1.0, 16, 0)  # a step of fewer rows is a bound for each row
+    pace.stepped(8.0, 64, 32)
+    assert pace.budget(64) == 16
+
+
+def test_a_queue_of_prompts_does_not_starve_a_growing_batch():
+    """Every step reads while prompts queue up. What further writers cost is not the price of
+    reading, or chunks would shrink to nothing and the queue would never end."""
+    pace = Pace(StepCosts())
+    step = lambda rows: 0.03 + 0.01 * rows
+    for _ in range(5):
+        pace.stepped(step(4), 4, 0)
+    for writing in range(4, 65, 4):
+        reading = pace.budget(writing)
+        pace.stepped(step(writing + reading), writing, reading)
+        assert reading >= 4
+    assert pace.budget(64) >= 16
+
+
+def test_whoever_names_the_rows_of_a_chunk_gets_them():
     pace = Pace(StepCosts(), 7)
     for reading in (0, 7, 7, 7):
         pace.stepped(1.0 + 9 * reading, 3, reading)
