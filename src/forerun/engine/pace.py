@@ -61,9 +61,9 @@ class Pace:
         return rows
 
     def _usual_step(self, writing: int) -> float | None:
-        """What a step takes that reads nothing: as seen, or at most as one of fewer rows says. While
-        prompts queue up every step reads, so one of many rows may never have been seen: were it
-        taken for one of few, what they write would count as the price of reading."""
+        """What a step takes that reads nothing: as seen, or at most as one of fewer rows says.
+        While prompts queue up every step reads, so one of many rows may never have been seen: were
+        it taken for one of few, what they write would count as the price of reading."""
         bucket = rows_bucket(writing)
         sizes = [size for size in self._usual if size <= bucket]
         if not sizes:
