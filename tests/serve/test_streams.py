@@ -281,26 +281,25 @@ def test_a_bell_rests_and_loses_nothing():
     async def scenario():
         loop = asyncio.get_running_loop()
         bell = Bell.of(loop)
-        bell.pause = 0.05
+        bell.pause = 0.2
         calls = []
         tell = bell._tell
         bell._tell = lambda: (calls.append(loop.time()), tell())
-        first, later, urgent, last = (asyncio.Event() for _ in range(4))
-        await asyncio.to_thread(bell.ring, first)
-        await asyncio.wait_for(first.wait(), 5)
-        began = calls[0]
-        await asyncio.to_thread(bell.ring, later)
-        await asyncio.to_thread(bell.ring, later)
-        await asyncio.wait_for(later.wait(), 5)
-        assert len(calls) == 2 and calls[1] - began >= 0.045
-        await asyncio.to_thread(bell.ring, urgent, True)
-        await asyncio.wait_for(urgent.wait(), 5)
-        assert len(calls) == 3
-        await asyncio.sleep(0.15)  # the pause is over: the next is heard at once
-        assert len(calls) == 3
-        await asyncio.to_thread(bell.ring, last)
-        await asyncio.wait_for(last.wait(), 5)
-        assert len(calls) == 4
+
+        async def rung(*how):
+            arrived = asyncio.Event()
+            bell.ring(arrived, *how)
+            bell.ring(arrived, *how)
+            await asyncio.wait_for(arrived.wait(), 5)
+            return len(calls)
+
+        assert await rung() == 1
+        assert await rung() == 2, "soon after the first: from now on it rests"
+        assert await rung() == 3 and calls[2] - calls[1] >= 0.19
+        assert await rung(True) == 4 and calls[3] - calls[2] < 0.19
+        await asyncio.sleep(0.5)
+        assert len(calls) == 4, "nothing came"
+        assert await rung() == 5 and bell._timer is None, "steps are slow: there is no rest"
 
     asyncio.run(scenario())
 
