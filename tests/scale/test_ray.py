@@ -36,7 +36,7 @@ from forerun.train import samples, trajectories
 from forerun.train.data import Corpus
 from forerun.train.samples import SamplePlan
 from forerun.train.trajectories import TrajectoryPlan
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run
 from tests.scale.dying import Dying
 from tests.scale.test_collecting import answers
 from tests.scale.test_generating import job_in
@@ -285,6 +285,30 @@ def test_an_address_that_answers_not_is_said_at_once(tmp_path):
         assert done.returncode == 2 and said in done.stderr and time.monotonic() - began < 60
         assert len([line for line in done.stderr.splitlines() if "error" in line]) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_every_command_says_so_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # whatever other tests have joined
+    (tmp_path / "text.jsonl").write_text('{"text": "a b c d"}\n')
+    (tmp_path / "code").mkdir()
+    for i in range(120):
+        (tmp_path / "code" / f"f{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 4)
+    (tmp_path / "r.yaml").write_text(
+        "objective: distil-drafter\nstart: zoo:ar\ncontext: 16\noptions: {samples: 4}\n"
+    )
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / "out"
+    data = tmp_path / "code"
+    for words in (
+        ["evaluate", "lambada", "--data", tmp_path / "text.jsonl", "--method", "ar", "--out", out],
+        ["trajectories", "collect", "--data", data, "--count", 4, "--given", 8, "--out", out],
+        ["samples", "--config", tmp_path / "r.yaml", "--data", data, "--out", out],
+        ["serve", "zoo:ar"],
+    ):
+        done = run(*words, "--ray", f"127.0.0.1:{free_port()}")
+        assert isinstance(done.exception, BadOption), (words, done.output)
+        assert "nothing answers there" in str(done.exception)
+        assert sorted(tmp_path.iterdir()) == before, words
 
 
 @pytest.mark.parametrize("there", [FAKE, None], ids=["another version", "none"])
