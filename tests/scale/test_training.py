@@ -44,10 +44,14 @@ def test_a_drafter_keeps_all_its_layers_and_some_logits(monkeypatch):
     assert training.memory_of_own_text(run) * GIBIBYTE == 2 * 7168 + slots
 
 
-def test_the_page_shows_what_the_command_prints(monkeypatch):
+def test_the_page_shows_what_the_commands_print(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    monkeypatch.delitem(sys.modules, "recipes", raising=False)
+    for name in ("recipes", "plan"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import plan
     import recipes
 
+    page = (ROOT / "docs" / "scale.md").read_text()
     measured = json.loads((ROOT / "docs" / "train-step.json").read_text())
-    assert recipes.table(measured) in (ROOT / "docs" / "scale.md").read_text()
+    assert recipes.table(measured) in page
+    assert plan.costs(str(ROOT / "src/forerun/scale/measured/qwen2.5-7b.json")) in page
