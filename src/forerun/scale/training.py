@@ -128,7 +128,7 @@ def memory_of_drafter(run: DrafterRun) -> Memory:
         state=run.weights * STATE_BYTES / GIBIBYTE,
         gathered=run.weights * HALF / GIBIBYTE,
         activations=(run.layers * rows * kept_of_layer(shape) + features) / GIBIBYTE,
-        logits=head_loss.ROWS * shape.vocab * FULL * LOGIT_COPIES / GIBIBYTE,
+        logits=head_loss.LOGITS * FULL * LOGIT_COPIES / GIBIBYTE,
         frozen=weights_of(shape) * HALF / GIBIBYTE,
     )
 
