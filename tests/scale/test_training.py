@@ -31,14 +31,14 @@ def test_memory_and_hours_follow_from_the_shape():
 
 
 def test_a_drafter_keeps_all_its_layers_and_some_logits(monkeypatch):
-    monkeypatch.setattr("forerun.train.head_loss.ROWS", 32)
+    monkeypatch.setattr("forerun.train.head_loss.LOGITS", 2048)
     run = DrafterRun(SHAPE, 1, 2, texts=3, longest=10, anchors=4, block=5, markov_rank=2, written=7)
     assert run.weights == 2560 + 2 * 16 * 16 + 2 * 2 * 64
     memory = training.memory_of_drafter(run)
     rows = 3 * (10 + 4 * 5)
     assert memory.state * GIBIBYTE == 16 * run.weights
     assert memory.activations * GIBIBYTE == rows * (8 * 16 + 4 * 32) * 2 + 3 * 10 * 2 * 16 * 2
-    assert memory.logits * GIBIBYTE == 32 * 64 * 16
+    assert memory.logits * GIBIBYTE == 2048 * 16
     assert memory.frozen * GIBIBYTE == 2 * 7168
     slots = 7 * 10 * (2 * 2 * 4 * 4 * 2)
     assert training.memory_of_own_text(run) * GIBIBYTE == 2 * 7168 + slots
