@@ -210,9 +210,7 @@ class LeanBackbone(SlottedBackbone):
         cos_T1D = self.cos_CD[batch.positions_T][:, None]
         sin_T1D = self.sin_CD[batch.positions_T][:, None]
         for index, layer in enumerate(self.stack):
-            call = LayerAttention(
-                index, batch, slots, self.head_dim**-0.5, slots_at_once=self.slots_at_once
-            )
+            call = LayerAttention(index, batch, slots, self.head_dim**-0.5)
             x_TE = x_TE + self._attention(layer, x_TE, cos_T1D, sin_T1D, call)
             if index == self.layers - 1 and index not in slots.features:
                 # past the last keys and values only the rows that are read matter
