@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Generic
@@ -18,7 +18,7 @@ from forerun.constraints.base import (
     bitmask_without,
     only_token,
 )
-from forerun.constraints.matching import MatcherLanguage, Node, look_together
+from forerun.constraints.matching import Made, MatcherLanguage, Node, look_together
 from forerun.errors import BadOption
 
 
@@ -56,6 +56,14 @@ class LeftToRight(Generic[State]):
                 "the constraint cannot be begun: no token spells the beginning of what it asks "
                 "for, or allowed_tokens has none of those that do."
             )
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once for all texts of this grammar that may hold the same
+        tokens. It may look at the beginning of a text only."""
+        if not isinstance(self.language, MatcherLanguage):
+            return make()
+        tokens = (self._ordinary_W.tobytes(), self._ending_W.tobytes())
+        return self.language.kept.once((key, tokens), make)
 
     def masks(
         self,
@@ -125,7 +133,7 @@ class LeftToRight(Generic[State]):
         if not isinstance(self.language, MatcherLanguage):
             return []
         states = self._states(chain, len(chain))
-        return [(self.language, state) for state in states if not state.known]
+        return [(self.language, state) for state in states if state.seen is None]
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.constraints.base import bitmask_without, words
-from forerun.constraints.matching import Matcher, MatcherLanguage
+from forerun.constraints.matching import BeginningsKept, Matcher, MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
@@ -45,9 +45,10 @@ class LlguidanceGrammar:
         error = self._matcher.get_error()
         if error:
             raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}")
+        self._kept = BeginningsKept()
 
     def language(self) -> MatcherLanguage:
-        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._form))
+        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._form), self._kept)
 
 
 @dataclass(frozen=True, eq=False)
