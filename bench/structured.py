@@ -487,7 +487,8 @@ def page(_: argparse.Namespace) -> None:
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         found = kept.get("overhead" if part == "split" else part, {})
-        text = f"{before}{begin}\n\n{make(found)}\n\n{end}{after}"
+        made = make(found) if found else "Not measured yet."
+        text = f"{before}{begin}\n\n{made}\n\n{end}{after}"
     PAGE.write_text(text)
 
 
@@ -565,7 +566,7 @@ def split_table(kept: dict[str, Any]) -> str:
         for name, split in one.get("split", {}).items()
         if "device forward" in split
     ]
-    return table(["model", "batch", "what", *SPLIT], rows)
+    return table(["model", "batch", "what", *SPLIT], rows) if rows else "Not measured yet."
 
 
 def masks_table(kept: dict[str, Any]) -> str:

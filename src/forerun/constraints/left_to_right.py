@@ -21,6 +21,8 @@ from forerun.constraints.base import (
 from forerun.constraints.matching import Made, MatcherLanguage, Node, look_together
 from forerun.errors import BadOption
 
+SOME = 8  # words of a bitmask
+
 
 class LeftToRight(Generic[State]):
     """Rows see the mask of the state that their chain leads to. A row whose state is not known, as
@@ -132,8 +134,8 @@ class LeftToRight(Generic[State]):
         """The states along a chain whose masks an engine has not been asked for."""
         if not isinstance(self.language, MatcherLanguage):
             return []
-        states = self._states(chain, len(chain))
-        return [(self.language, state) for state in states if state.seen is None]
+        states = self._states(chain, len(chain)) if chain else [self._state]
+        return [(self.language, one) for one in states if isinstance(one, Node) and not one.seen]
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"
@@ -195,7 +197,9 @@ class LeftToRight(Generic[State]):
     def finished(self) -> bool:
         if self._state is None or not self.language.accepts(self._state):
             return False
-        return not (self._mask(self._state) & self._ordinary_W).any()
+        mask_W = self._mask(self._state)
+        some = mask_W[:SOME] & self._ordinary_W[:SOME]  # mostly there are many
+        return not some.any() and not (mask_W & self._ordinary_W).any()
 
 
 def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
@@ -205,8 +209,8 @@ def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
         waiting: dict[Constraint, dict[Node, MatcherLanguage]] = {}
         for constraint, chain in asked:
             if isinstance(constraint, LeftToRight):
-                found = waiting.setdefault(constraint, {})  # of all its chains
-                found.update((state, language) for language, state in constraint.open_states(chain))
+                for language, state in constraint.open_states(chain):
+                    waiting.setdefault(constraint, {})[state] = language  # of all its chains
         rounds = zip_longest(*(found.items() for found in waiting.values()))
         for each in rounds:  # an engine is at one state of a text at a time
             look_together([(one[1], one[0]) for one in each if one is not None])
