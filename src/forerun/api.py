@@ -127,8 +127,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
     which make the same requests. `graphs=False` captures no forward as a CUDA graph.
     `deterministic` gives a text the same bits whatever is decoded beside it, and by whichever exact
     method: on a GPU, for models of the Llama shape; there it is the default in half precision.
-    `quantize` ('int8' or 'int4') keeps a model's matrices in so many bits, on a CPU: a model of
-    its own, to which exact methods are exact.
+    `quantize` ('int8', 'int4', and 'fp8' on a GPU) keeps a model's matrices in so many bits: a
+    model of its own, to which exact methods are exact.
     """
     if not isinstance(model, str | os.PathLike):
         raise BadOption(f"model={model!r} must be a name or a path.")
@@ -286,6 +286,8 @@ class Model:
         self.name = name
         self.family = family
         self.backbone = backbone
+        quantize = getattr(backbone, "quantize", None)
+        self.weights = f" in {quantize}" if quantize else ""
         self.tokenizer = tokenizer
         self.context = context or backbone.context
         self.vocab = backbone.vocab
@@ -956,7 +958,7 @@ class Model:
         quantize = getattr(self.backbone, "quantize", None)
         if quantize is not None:
             with suppress(NotAble):
-                return load(name, device=where, lanes=1, quantize=quantize)
+                return load(name, device=where, dtype=dtype, lanes=1, quantize=quantize)
         return load(name, device=where, dtype=dtype, lanes=1)
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:

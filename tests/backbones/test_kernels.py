@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 pytest.importorskip("triton")
 
 import forerun
-from forerun.backbones import products
+from forerun.backbones import lean, products
 from forerun.backbones.attention import LayerAttention, _side_by_side
 from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
@@ -24,9 +25,10 @@ from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, make_tiles
 from forerun.errors import NotAble
 from forerun.families.causal import Causal
-from forerun.sequence.rows import Plan
+from forerun.sequence.rows import Plan, causal_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter cuts off
 # the interpreter is NumPy
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 
@@ -128,40 +130,139 @@ def test_fixed_products(bias, normed, gated, onto, rows, transposed, parts, monk
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-def packed_matrix(kind, outputs, inputs):
+def packed_matrix(kind, outputs, inputs, dtype=torch.float32):
+    """A packed matrix, and the plain one that it stands for, by arithmetic of its own."""
     g = torch.Generator().manual_seed(5)
-    if kind == "fp8":
-        return packed.packed_fp8(torch.randn(outputs, inputs, generator=g).to(DEVICE))
-    low, high = (-8, 8) if kind == "int4" else (-127, 128)
-    codes = torch.randint(low, high, (outputs, inputs), generator=g).to(torch.int8)
-    scales = torch.rand(outputs, inputs // 32 if kind == "int4" else 1, generator=g)
-    make = packed.packed_4 if kind == "int4" else packed.packed_8
-    return make(codes.to(DEVICE), scales.bfloat16().to(DEVICE), torch.float32)
+    bits, _, group = kind.partition(" ")
+    group = int(group or inputs)
+    scales = torch.rand(outputs, inputs // group, generator=g).bfloat16().to(DEVICE)
+    zeros = None
+    if bits == "fp8":
+        codes = torch.randn(outputs, inputs, generator=g).mul(40).to(packed.FP8).to(DEVICE)
+        made = packed.packed_8(codes, scales, dtype)
+    elif bits == "int8":
+        codes = torch.randint(-127, 128, (outputs, inputs), generator=g).to(torch.int8).to(DEVICE)
+        made = packed.packed_8(codes, scales, dtype)
+    else:
+        codes = torch.randint(-8, 8, (outputs, inputs), generator=g).to(torch.int8).to(DEVICE)
+        if bits == "zeros":
+            zeros = torch.randint(-8, 8, scales.shape, generator=g).to(DEVICE)
+        made = packed.packed_4(codes, scales, dtype, zeros)
+    less = 0 if zeros is None else zeros.repeat_interleave(group, 1)
+    plain = (codes.float() - less) * scales.float().repeat_interleave(group, 1)
+    return made, plain.to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-def test_a_packed_matrix_stands_for_a_plain_one_bit_for_bit(kind):
-    m = packed_matrix(kind, 80, 192)
+@pytest.mark.parametrize("kind", ["int4 32", "int4 64", "zeros 64", "int8", "int8 32", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_packed_matrix_stands_for_a_plain_one_bit_for_bit(kind, dtype, monkeypatch):
+    m, plain = packed_matrix(kind, 80, 192, dtype)
     assert m.shape == (192, 80) and m.nbytes < 80 * 192 * 1.1
-    plain = m.widened()
-    codes = m.codes
-    if kind == "int4":
-        codes = torch.stack([(codes >> 4 * i) & 15 for i in range(8)], -1).flatten(1) - 8
-    assert torch.equal(plain, codes.float() * m.scales_NG.float().repeat_interleave(m.group, 1))
+    assert torch.equal(m.widened(), plain)
+    monkeypatch.setattr(matmul, "LEAST_PART", 72)  # cut alike
+    monkeypatch.setattr(matmul, "PACKED_LEAST_PART", 72)
     for rows, gated in ((1, False), (5, True), (20, False)):
-        x = random(rows, 192)
+        x = random(rows, 192).to(dtype)
         for transposed in (False, True):
             tiling = matmul.ProductTiling(16, 16, 64, 2, transposed)
             found, wanted = (
                 matmul.fixed_product(x, matrix, tiling, gated=gated) for matrix in (m, plain)
             )
             assert torch.equal(found, wanted)
-    # many rows go by the plain matrix, few by codes: the same numbers
+
+
+def test_many_rows_meet_a_packed_matrix_in_the_same_bits():
+    m, plain = packed_matrix("int4 32", 80, 192)
     x = random(matmul.PACKED_ROWS + 1, 192)
     wanted = x @ plain.T
-    for rows in (3, len(x)):
-        found = matmul.product(x[:rows], m, fixed=True)
-        torch.testing.assert_close(found, wanted[:rows], rtol=1e-4, atol=1e-3)
+    for fixed in (False, True):
+        found = matmul.product(x, m, fixed=fixed)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+    assert torch.equal(found[:3], matmul.product(x[:3], m, fixed=True))
+
+
+def test_an_8_bit_float_takes_the_scale_of_its_largest_weight():
+    weight = random(16, 64)
+    m = packed.packed_fp8(weight)
+    error = (m.widened() - weight).abs().max(1).values
+    assert (error <= weight.abs().max(1).values / 16).all()
+    every = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    every[[0x7F, 0xFF]] = 0  # no numbers
+    codes = every.view(packed.FP8).view(4, 64)
+    one = torch.ones(4, 1, device=DEVICE)
+    assert torch.equal(packed.packed_8(codes, one, torch.float32).widened(), codes.float())
+
+
+SMALL = dict(num_hidden_layers=2, intermediate_size=128)
+
+
+def widened_network(backbone):
+    """A network with the matrices that a packed backbone stands for."""
+    network = tiny.build("qwen2", **SMALL, tie_word_embeddings=False)
+    network.lm_head.weight.data[: backbone.vocab] = backbone.head.widened()
+    for own, layer in zip(network.model.layers, backbone.stack, strict=True):
+        attn, mlp = own.self_attn, own.mlp
+        sizes = [len(part.weight) for part in (attn.q_proj, attn.k_proj, attn.v_proj)]
+        parts = dict(zip((attn.q_proj, attn.k_proj, attn.v_proj), layer.qkv.widened().split(sizes)))
+        parts |= dict(zip((mlp.gate_proj, mlp.up_proj), layer.gate_up.widened().chunk(2)))
+        parts |= {attn.o_proj: layer.out.widened(), mlp.down_proj: layer.down.widened()}
+        for linear, weight in parts.items():
+            linear.weight.data = weight
+    return network.to(DEVICE)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
+@torch.inference_mode()
+def test_a_packed_model_has_the_bits_of_the_plain_one_that_it_stands_for(quantize, monkeypatch):
+    monkeypatch.setattr(lean, "packs_on", lambda device: True)
+    tiling = matmul.ProductTiling(16, 32, 64, 2)
+    monkeypatch.setattr(matmul, "FLOAT32_TILING", tiling)
+    monkeypatch.setattr(matmul, "PACKED_LEAST_PART", matmul.LEAST_PART)
+    network = tiny.build("qwen2", **SMALL, tie_word_embeddings=False).to(DEVICE)
+    backbones = [lean.LeanBackbone(network, tiny.VOCAB, 64, quantize)]
+    backbones.append(lean.LeanBackbone(widened_network(backbones[0]), tiny.VOCAB, 64))
+    found = {}
+    for rows in ([12], [1] * 4 + [8]):  # in one go, and step by step
+        for i, backbone in enumerate(backbones):
+            backbone.deterministic = True
+            slots = backbone.make_slots(1, 64)
+            logits = []
+            for start, size in zip(np.cumsum([0, *rows]), rows):
+                text = causal_rows(np.arange(start + size) % 7)
+                plan = Plan(text, [np.arange(start, start + size)], start + size)
+                batch = Batch([(0, plan, start)], slots.table, DEVICE)
+                batch.tiles = make_tiles(batch, 4, 2, 64).to(DEVICE)
+                logits.append(backbone.forward(batch, slots))
+            found[i, len(rows)] = torch.cat(logits)
+    assert torch.equal(found[0, 1], found[1, 1])
+    assert torch.equal(found[0, 1], found[0, 5])
+    packed_model, plain_model = backbones
+    assert packed_model.capturable and packed_model.has_fixed_kernels
+    assert packed_model.weight_bytes < 0.6 * plain_model.weight_bytes
+    # without kernels: the same numbers, by the library
+    batch.tiles = None
+    plain = packed_model.forward(batch, packed_model.make_slots(1, 64))
+    assert torch.equal(plain, plain_model.forward(batch, plain_model.make_slots(1, 64)))
+
+
+@pytest.mark.parametrize("quantize", ["int4", "fp8"])
+def test_exact_methods_on_packed_weights_write_what_ar_writes(quantize, monkeypatch):
+    monkeypatch.setattr(lean, "packs_on", lambda device: True)
+    # once per matrix: the interpreter is slow
+    once = lru_cache(packed.PackedMatrix.widened)
+    monkeypatch.setattr(packed.PackedMatrix, "widened", lambda matrix: once(matrix))
+    monkeypatch.setattr(packed.PackedMatrix, "__hash__", object.__hash__)
+    monkeypatch.setattr(packed.PackedMatrix, "__eq__", object.__eq__)
+    network = tiny.build("qwen2", **SMALL).to(DEVICE)
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [5, 6, 7, 8]]
+    m = forerun.from_network(
+        network, tiny.tokenizer(), lanes=2, max_context=64, quantize=quantize, graphs=False
+    )
+    assert set(m.backbone.kinds.values()) == {"packed"}
+    plain = [m.generate(p, max_tokens=5, ignore_eos=True, method="ar") for p in prompts]
+    results = m.generate(prompts, max_tokens=5, ignore_eos=True, method="jacobi")
+    assert [r.token_ids for r in results] == [r.token_ids for r in plain]
+    assert quantize in plain[0].reference
 
 
 def plans(rng, count):
@@ -204,6 +305,25 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
         found = attention.attention(0, q, tiles, slots, 0.3)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert programs < 4096 or max(seen_splits) > 1
+
+
+def test_attention_has_the_same_bits_however_shares_are_spread(monkeypatch):
+    rows = np.zeros((5, 200), np.int32)
+    rows[2] = np.arange(200) + 1
+    rows[2:, 150:] = [[100], [120], [200]]  # a block that sees itself, behind a gap
+    plan, held = Plan(rows, [np.arange(195, 200)], 200), 195
+    slots = Slots(SlotShape(1, 1, 256, 2, 16), torch.float32, DEVICE)
+    for kept in slots.flat(0):
+        kept.copy_(torch.randn(kept.shape, generator=torch.Generator().manual_seed(1)))
+    batch = Batch([(0, plan, held)], slots.table, DEVICE)
+    q = random(len(batch.slots), 4, 16, seed=2)
+    found = []
+    for programs, at_a_time in ((1, 0), (4096, 0), (4096, 4096)):
+        monkeypatch.setattr(attention, "PROGRAMS", at_a_time)
+        tiles = make_tiles(batch, 4, 2, programs)
+        assert (tiles.splits > 1) == (programs > 1)
+        found.append(attention.attention(0, q, tiles.to(DEVICE), slots, 0.2))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 def test_a_tile_loads_only_what_its_rows_see():
@@ -250,8 +370,8 @@ JOBS = [
     (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
 ]
 for height, split in ((16, True), (64, False)):
-    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
-    fixed |= dict(SLOTS=attention.SLOTS, SHARE=attention.SHARE, PAGE=pages.PAGE)
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=4 if split else 0, HEIGHT=height)
+    fixed |= dict(SLOTS=attention.SLOTS, AT_ONCE=4, PAGE=pages.PAGE)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
 for kind, by_rows in matmul.TILINGS.items():
@@ -261,18 +381,23 @@ for kind, by_rows in matmul.TILINGS.items():
         fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=16, GROUP=1)
         options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
         JOBS.append((matmul._product, multiplied, fixed, options))
-PACKED = [(4, 32, "*i32", half), (8, 64, "*i8", single), (8, 64, "*fp8e4nv", single)]
-for kind, (bits, group, codes, scales) in product(matmul.TILINGS, PACKED):
+PACKED = [
+    ("plain", 4, 32, half), ("gated", 4, 32, half), ("wide", 5, 128, half),
+    ("plain", 8, 0, half), ("gated", 9, 0, half), ("plain", 9, 128, single),
+]  # fmt: skip
+for kind, bits, group, scales in PACKED:
     tiling = matmul.packed_tiling(kind, 16, torch.bfloat16)
     fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
     fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=bits, GROUP=group)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
-    types = multiplied | dict(weight=codes, scales=scales)
+    types = multiplied | dict(weight="*i16", scales=scales)
     JOBS.append((matmul._product, types, fixed, options))
 EVEN = {"K", "N", "part", "size", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
+    if fixed.get("BITS", 16) != 16 and mode != launch.OVERLAPPED_BY_NEXT:
+        continue  # as plain ones
     fixed["LAUNCH"] = mode
     options["launch_pdl"] = True
     names = kernel.arg_names
@@ -286,6 +411,11 @@ for (kernel, types, fixed, options), mode in product(JOBS, MODES):
     assert ptx.index("griddepcontrol.wait") < first_read, "read before the last kernel has written"
     lets_next_begin = "griddepcontrol.launch_dependents" in ptx
     assert lets_next_begin == (mode == launch.OVERLAPPED_BY_NEXT)
+    if fixed.get("BITS", 16) != 16:
+        # codes go from where they were loaded to the matrix unit in one thread's registers, in the
+        # order in which those of a plain matrix go
+        loop = made.asm["ttgir"].split("scf.for")[1].split("scf.yield")[0]
+        assert "local_alloc" not in loop and "kWidth = 4" not in loop, fixed
     size = len(made.asm["cubin"])
     print(kernel.__name__, made.metadata.shared, "cp.async" in ptx, "mma" in ptx, size)
 """
@@ -300,7 +430,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 2 * (6 + 9 + sum(map(len, matmul.TILINGS.values())))
+    assert len(lines) == 6 + 2 * (6 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         # Two tiles of keys and of values are on their way while one is worked on: a look-up of a

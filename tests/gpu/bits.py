@@ -1,7 +1,7 @@
 """The same bits, whatever the company: on a GPU with our kernels, every exact method writes what
 its reference writes, token for token and log-probability for log-probability, alone and in a batch.
 
-PYTHONPATH=src python -m tests.gpu.bits [--dtype bfloat16] [--tokens 128]
+PYTHONPATH=src python -m tests.gpu.bits [--dtype bfloat16] [--tokens 128] [--quantize int4]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import forerun
 from forerun import api, engine, methods
 from forerun.engine import engine as loop
-from forerun.profile.shapes import random_model
+from forerun.profile.shapes import random_network
 
 CAUSAL = {
     "lookup": {"k": 6},
@@ -53,18 +53,21 @@ def prompts(count: int) -> list[str]:
     return ["\n".join(lines[i : i + 1 + i % 7]) for i in range(0, 8 * count, 8)][:count]
 
 
-def loaded(name: str, dtype: str) -> forerun.Model:
+def loaded(name: str, dtype: str, quantize: str | None = None) -> forerun.Model:
     """A model of the zoo, a checkpoint, or one of a shape with random weights: bits need no
     sense."""
     if name.startswith("zoo:") or Path(name).exists():
-        return forerun.load(name, dtype=dtype, max_context=1024, lanes=32, deterministic=True)
-    return random_model(
-        name, torch.device("cuda"), getattr(torch, dtype), 32, 1024, deterministic=True
+        return forerun.load(
+            name, dtype=dtype, max_context=1024, lanes=32, deterministic=True, quantize=quantize
+        )
+    network = random_network(name, torch.device("cuda"), getattr(torch, dtype))
+    return forerun.from_network(
+        network, None, name=name, lanes=32, max_context=1024, deterministic=True, quantize=quantize
     )
 
 
-def check(name: str, dtype: str, tokens: int, count: int, temperature: float) -> list[str]:
-    m = loaded(name, dtype)
+def check(m: forerun.Model, tokens: int, count: int, temperature: float) -> list[str]:
+    name = m.name
     common = dict(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=3, logprobs=0)
     asked: list[Any] = prompts(count)
     if m.tokenizer is None:
@@ -114,14 +117,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--models", nargs="*", default=list(EXACT))
+    parser.add_argument("--quantize", choices=("int8", "int4", "fp8"))
     parser.add_argument("--temperature", type=float, default=0.0)
     arguments = parser.parse_args()
     began = time.perf_counter()
     wrong = []
     for name in arguments.models:
-        wrong += check(
-            name, arguments.dtype, arguments.tokens, arguments.prompts, arguments.temperature
-        )
+        m = loaded(name, arguments.dtype, arguments.quantize)
+        wrong += check(m, arguments.tokens, arguments.prompts, arguments.temperature)
     print(f"{len(wrong)} differ, {time.perf_counter() - began:.0f} s")
     for line in wrong:
         print("  differs:", line)

@@ -11,7 +11,7 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, I inner s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.cpu_forward import (
+    CpuForward,
+    CpuLayer,
+    CpuShape,
+    PairRotation,
+    Rotation,
+)
 from forerun.backbones.measure import layout_for, product_for, this_machine
-from forerun.backbones.products import Product, joined, times
+from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.cache import Slots
+from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
+from forerun.engine.pages import PageShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,24 +46,24 @@ SLOTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer. A matrix is a tensor [in, out], or a quantised product on a CPU,
-    which has its bias in it."""
+    """The weights of one layer. A matrix is a tensor [in, out], a packed one on a GPU, or a
+    quantised product on a CPU, which has its bias in it."""
 
     norm_attn: Tensor
-    qkv: Tensor | Product
+    qkv: Matrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor | Product
+    out: Matrix
     out_bias: Tensor | None
     norm_mlp: Tensor
-    gate_up: Tensor | Product
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor | Product
+    down: Matrix
     down_bias: Tensor | None
 
     @property
-    def matrices(self) -> tuple[Tensor | Product, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
 
@@ -115,17 +123,18 @@ class LeanBackbone(SlottedBackbone):
         self.embed: Tensor = base.embed_tokens.weight.detach()
         self.norm: Tensor = base.norm.weight.detach()
         self.quantize = quantize
-        if quantize is not None:
+        packs = packs_on(self.device)
+        if quantize is not None and not packs:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
-        # Of all matrices the last one needs precision most, so it has at least 8 bits.
-        take_head = _Taker("int8" if quantize else None)
-        self.head: Tensor | Product = take_head.matrix([head.weight.detach()[:vocab]])
-        take = _Taker(quantize)
-        self.stack = [_take_layer(layer, take) for layer in base.layers]
+        take_head = _Taker(quantize and HEAD[quantize], packs)
+        self.head: Matrix = take_head.matrix([head.weight.detach()[:vocab]])
+        take = _Taker(quantize, packs)
+        # No kernel looks into a model quantised for a CPU: its heads may lie as its forward likes.
+        paired = self.head_dim if quantize and not packs else None
+        self.stack = [_take_layer(layer, take, paired) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
-        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
         cos, sin = (
             part.to(self.dtype) for part in rotations(base.rotary_emb, context, self.device)
@@ -135,12 +144,27 @@ class LeanBackbone(SlottedBackbone):
         # cat in every layer.
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+        self._turns_CD: Tensor | None = None
+        if quantize is not None and not packs:
+            self._turns_CD = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
+        shape = SlotShape(
+            layers=self.layers,
+            lanes=lanes,
+            context=context,
+            key_heads=self.key_heads,
+            head_dim=self.head_dim,
+            pages=pages,
+            joined=self.quantize is not None and not packs_on(self.device),
+        )
+        return Slots(shape, self.dtype, self.device)
 
     @property
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
         matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
-        sizes = [m.nbytes if isinstance(m, Tensor) else m.bytes for m in matrices]
+        sizes = [m.nbytes if isinstance(m, Tensor | Packed) else m.bytes for m in matrices]
         tied = isinstance(self.head, Tensor) and self.head.data_ptr() == self.embed.data_ptr()
         return sum(sizes) + (0 if tied else self.embed.nbytes)
 
@@ -149,7 +173,37 @@ class LeanBackbone(SlottedBackbone):
             return self._forward_by_kernels(batch, batch.tiles, slots)
         if self._threads is None:
             return self._forward_plain(batch, slots)
-        return self._threads.run(len(batch.slots), partial(self._forward_plain, batch, slots))
+        run = self._forward_plain if self.dtype.itemsize < 4 else self._forward_on_cpu
+        return self._threads.run(len(batch.slots), partial(run, batch, slots))
+
+    def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
+        x_TE = F.embedding(batch.tokens_T, self.embed)
+        turns: Rotation | PairRotation
+        if self._turns_CD is not None:
+            turns = PairRotation(self._turns_CD[batch.positions_T][:, None])
+        else:
+            cos_T1D = self.cos_CD[batch.positions_T][:, None]
+            turns = Rotation(cos_T1D, self.sin_CD[batch.positions_T][:, None])
+        return self._on_cpu(x_TE, turns, batch, slots)
+
+    @cached_property
+    def _on_cpu(self) -> CpuForward:
+        """The same weights as a CPU's forward takes them."""
+        layers = [
+            CpuLayer(
+                norm_attn=_times_length(layer.norm_attn),
+                qkv=_as_product(layer.qkv, layer.qkv_bias),
+                q_norm=None if layer.q_norm is None else _times_length(layer.q_norm),
+                k_norm=None if layer.k_norm is None else _times_length(layer.k_norm),
+                out=_as_product(layer.out, layer.out_bias),
+                norm_mlp=_times_length(layer.norm_mlp),
+                gate_up=_as_product(layer.gate_up, layer.gate_up_bias),
+                down=_as_product(layer.down, layer.down_bias),
+            )
+            for layer in self.stack
+        ]
+        shape = CpuShape(self.heads, self.key_heads, self.head_dim, self.eps, self.slots_at_once)
+        return CpuForward(layers, _times_length(self.norm), _as_product(self.head, None), shape)
 
     def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         x_TE = F.embedding(batch.tokens_T, self.embed)
@@ -180,7 +234,7 @@ class LeanBackbone(SlottedBackbone):
 
         product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
-        stack: list[Any] = self.stack  # of tensors: products on a CPU have no tiles
+        stack: list[Any] = self.stack  # of tensors or packed: products on a CPU have no tiles
         head: Any = self.head
         for index, layer in enumerate(stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
@@ -218,39 +272,51 @@ class LeanBackbone(SlottedBackbone):
         return times(attend(q, k, v, call), layer.out, layer.out_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if x.is_cuda or x.dtype.itemsize < 4:
-            return F.rms_norm(x, weight.shape, weight, self.eps)
-        # On a CPU the library's norm is seven small operations; these are four:
-        # x / sqrt(mean(x^2) + eps) = x sqrt(n) / hypot(|x|, sqrt(n eps)).
-        least, scaled = self._norms.get(id(weight)) or self._prepare_norm(weight)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(length, least)).mul_(scaled)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
-    def _prepare_norm(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        size = weight.shape[-1]
-        prepared = (weight.new_tensor((size * self.eps) ** 0.5), weight * size**0.5)
-        self._norms[id(weight)] = prepared  # weights live as long as the backbone
-        return prepared
+
+def _times_length(norm: Tensor) -> Tensor:
+    """The weights of a norm that divides by a length instead of a root mean square."""
+    return norm * norm.shape[-1] ** 0.5
+
+
+def _as_product(matrix: Matrix, bias: Tensor | None) -> Product:
+    assert not isinstance(matrix, Packed), "packed matrices are for a GPU"
+    return FloatProduct(matrix, bias) if isinstance(matrix, Tensor) else matrix
+
+
+def packs_on(device: torch.device) -> bool:
+    """Are quantised matrices packed for kernels on such a device?"""
+    return device.type == "cuda"
 
 
 class _Taker:
     """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
     fastest here."""
 
-    def __init__(self, quantize: str | None):
+    def __init__(self, quantize: str | None, packs: bool):
         self._quantize = quantize
+        self._packs = packs
         self.kinds: dict[str, str] = {}  # of product, by shape
 
-    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Tensor | Product:
+    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Matrix:
         weight_OI = joined(weights)
-        shape = f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"
-        if self._quantize is None:
-            layout = layout_for(weight_OI, this_machine())
-            self.kinds[shape] = "by inputs" if layout.by_inputs else "by outputs"
-            return layout.of(weight_OI)
-        kind, product = product_for(weight_OI, bias, self._quantize, this_machine())
-        self.kinds[shape] = kind
-        return product
+        kind, matrix = self._taken(weight_OI, bias)
+        self.kinds[f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"] = kind
+        return matrix
+
+    def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
+        """The kind of product, and the matrix as that takes it."""
+        if self._quantize is not None and not self._packs:
+            return product_for(weight_OI, bias, self._quantize, this_machine())
+        if self._quantize is not None:
+            from forerun.backbones.kernels.packed import packed
+
+            made = packed(weight_OI, self._quantize)
+            if made is not None:
+                return "packed", made
+        layout = layout_for(weight_OI, this_machine())
+        return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
 
 
 def _projections(layer: Any) -> list[nn.Linear]:
@@ -261,7 +327,9 @@ def _gates(layer: Any) -> list[nn.Linear]:
     return [layer.mlp.gate_proj, layer.mlp.up_proj]
 
 
-def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
+def _take_layer(layer: nn.Module, take: _Taker, paired: int | None = None) -> Layer:
+    """The weights of a layer. `paired` interleaves the two halves of query and key heads of so
+    many numbers, so that what is turned together lies together."""
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     norm_attn: Any = layer.input_layernorm
@@ -274,19 +342,28 @@ def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
         "down": [mlp.down_proj],
     }
     for name, linears in parts.items():
-        bias = _joined_bias(linears)
-        matrices[name] = take.matrix([linear.weight.detach() for linear in linears], bias)
+        order = [paired if name == "qkv" and index < 2 else None for index in range(len(linears))]
+        bias = _joined_bias(linears, order)
+        weights = [_paired(linear.weight.detach(), o) for linear, o in zip(linears, order)]
+        matrices[name] = take.matrix(weights, bias)
         matrices[f"{name}_bias"] = bias
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),
-        q_norm=attn.q_norm.weight.detach() if hasattr(attn, "q_norm") else None,
-        k_norm=attn.k_norm.weight.detach() if hasattr(attn, "k_norm") else None,
+        q_norm=_paired(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
+        k_norm=_paired(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
         **matrices,
     )
 
 
-def _joined_bias(parts: list[nn.Linear]) -> Tensor | None:
+def _paired(weight: Tensor, size: int | None) -> Tensor:
+    """Interleave the two halves of every head, if heads of a size are named."""
+    if size is None:
+        return weight
+    return weight.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _joined_bias(parts: list[nn.Linear], order: list[int | None]) -> Tensor | None:
     if parts[0].bias is None:
         return None
-    return torch.cat([p.bias.detach() for p in parts])
+    return torch.cat([_paired(part.bias.detach(), o) for part, o in zip(parts, order)])

@@ -115,7 +115,9 @@ class Table:
         found = {}
         for name, kind in kinds.items():
             shape = name.removeprefix("head ")
-            bits = "int8" if quantize and name != shape else quantize or "float32"
+            bits = quantize or "float32"
+            if quantize and name != shape:
+                bits = products.HEAD[quantize]
             times = self.times.get(f"{bits} {shape}", {})
             rows = " / ".join(map(str, ROWS))
             words = [f"{k} {' / '.join(str(t[str(n)]) for n in ROWS)}" for k, t in times.items()]

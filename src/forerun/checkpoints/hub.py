@@ -33,19 +33,6 @@ ROW_ATTENTION = {
 RECURRENT = "a recurrent state per lane, kept at every place that a draft may be taken back to"
 
 
-def with_adapters(network: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """A network with low-rank adapters added to its weights."""
-    from peft import PeftModel
-
-    path = str(Path(folder).expanduser())
-    try:
-        return PeftModel.from_pretrained(network, path).merge_and_unload()
-    except Exception as error:
-        raise BadCheckpoint(
-            f"the adapters in {folder!r} do not fit this model: {first_line(error)}"
-        ) from error
-
-
 def reads_gguf() -> bool:
     """Are the packages installed that `transformers` needs to read a GGUF file?"""
     return all(find_spec(package) is not None for package in ("gguf", "accelerate"))
@@ -297,10 +284,21 @@ def check_quantize(network: PreTrainedModel, context: int, quantize: str) -> Non
             f"quantize={quantize!r}: '{kind}' is not of the Llama shape ({', '.join(lean.SHAPES)} "
             "with plain weights), whose layers are known well enough for it. Load it without."
         )
-    if network.device.type != "cpu" or network.dtype != torch.float32:
+    if lean.packs_on(network.device):
+        if find_spec("triton") is None:
+            raise NotAble(
+                f"quantize={quantize!r} on {network.device} needs Triton, whose kernels widen the "
+                "matrices: pip install triton, or load it without."
+            )
+        return
+    if quantize == "fp8":
         raise NotAble(
-            f"quantize={quantize!r} is for a cpu and dtype='float32', in which rows are kept; this "
-            f"model is on {network.device} in {str(network.dtype).removeprefix('torch.')}."
+            "quantize='fp8' is for a GPU: no product of 8-bit floats runs on a cpu. Use 'int8'."
+        )
+    if network.dtype != torch.float32:
+        raise NotAble(
+            f"quantize={quantize!r} on a cpu needs dtype='float32', in which rows are kept; this "
+            f"model is in {str(network.dtype).removeprefix('torch.')}."
         )
 
 

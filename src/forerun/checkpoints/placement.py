@@ -14,7 +14,7 @@ DTYPES = {
 }
 
 
-QUANTIZE = ("int8", "int4")  # bits per weight
+QUANTIZE = ("int8", "int4", "fp8")  # bits per weight
 
 
 def check_quantize(quantize: str | None) -> None:

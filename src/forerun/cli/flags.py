@@ -44,7 +44,7 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, float64, bfloat16, float16, or auto: as stored.")
 ]
 Quantize = Annotated[
-    str | None, typer.Option(help="int8 or int4: keep the matrices in so many bits.")
+    str | None, typer.Option(help="int8, int4 or fp8 (GPU): keep the matrices in so many bits.")
 ]
 Draft = Annotated[str | None, typer.Option(help="The drafter: a smaller model, or 'lookup'.")]
 PromptFile = Annotated[

@@ -27,10 +27,10 @@ from forerun.constraints.base import words
 from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
-from forerun.probability.acceptance import Sampler
-from forerun.probability.logits import Warp, unpacked, warp_columns
+from forerun.probability.acceptance import Sampler, sample_token
+from forerun.probability.logits import Warp, likeliest, unpacked, warp_columns
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
-from forerun.probability.outcomes import Outcome, PackedOutcome
+from forerun.probability.outcomes import Outcome, PackedOutcome, Token
 from forerun.probability.pending import (
     LawRows,
     PendingLaws,
@@ -114,10 +114,11 @@ class Rules:
         return ProgramSize.of(batch)
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
-        sampler = self._sampler(batch.noise)
-        arguments = [stack(column, batch.device) for column in batch.made]
-        outcome = batch.rule(*arguments, sampler)
-        check_outcome(outcome, len(batch.draws))
+        outcome = batch.without_chance() if self.by_noise else None
+        if outcome is None:
+            arguments = [stack(column, batch.device) for column in batch.made]
+            outcome = batch.rule(*arguments, self._sampler(batch.noise))
+            check_outcome(outcome, len(batch.draws))
         packed = PackedOutcome(outcome)
         return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
 
@@ -168,6 +169,17 @@ class RuleBatch:
         """The rows of logits that the laws are of, by name."""
         pending = [cast("Sequence[PendingLaws]", c) for c in self.columns if is_pending(c)]
         return {name_of(column): column for column in pending}
+
+    def without_chance(self) -> Outcome | None:
+        """What plain decoding draws at temperature 0, if this is that: on a CPU making laws that
+        are certain, and drawing from them, costs more than the rest of a step."""
+        if self.rule is not sample_token or not is_pending(self.columns[0]):
+            return None
+        laws = cast("Sequence[PendingLaws]", self.columns[0])
+        if not all(law.is_certain for law in laws):
+            return None
+        parts = [part for law in laws for part in law.parts]
+        return Token.of_batch(token=likeliest(PendingLaws(parts).logits_NV))
 
     @cached_property
     def made(self) -> list[list[RuleArgument]]:

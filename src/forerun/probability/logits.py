@@ -357,6 +357,12 @@ def greedy(logits_RV: Tensor) -> Tensor:
     return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
 
 
+def likeliest(logits_RV: Tensor) -> Tensor:
+    """The token that a greedy law is certain of, [R]; -1 where it is certain of nothing."""
+    best_R, token_R = logits_RV.max(-1)
+    return torch.where(best_R > -math.inf, token_R, -1)
+
+
 def nucleus(p_RV: Tensor, top_p_R1: Tensor) -> Tensor:
     """Keep the likeliest tokens while the mass before them is below top_p: the token that crosses
     it stays."""

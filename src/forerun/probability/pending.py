@@ -84,6 +84,13 @@ class PendingLaws:
         return self.parts[0].sampling is None
 
     @property
+    def is_certain(self) -> bool:
+        """Is each of them, at temperature 0, certain of one token?"""
+        return all(
+            part.sampling is not None and not part.sampling.temperature for part in self.parts
+        )
+
+    @property
     def device(self) -> torch.device:
         return self.parts[0].logits_RV.device
 

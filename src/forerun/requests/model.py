@@ -20,6 +20,7 @@ class DecodableModel(Protocol):
     vocab: int
     context: int
     eos: frozenset[int]
+    weights: str  # " in int4": what they were made, if they were
 
     @property
     def vocabulary(self) -> Vocabulary | None:

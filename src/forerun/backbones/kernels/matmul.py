@@ -57,9 +57,11 @@ def _product(
                 0,
             )
         else:
+            # past its end a block of gates meets the first of up: what it gives is not stored
             matrix = load_matrix(
-                weight, scales, n, N, at, end, K, BITS, GROUP, BN, BK, x.dtype.element_ty
-            )
+                weight, scales, n, N + N * GATED, at, end, K, BITS, GROUP, BN, BK,
+                x.dtype.element_ty,
+            )  # fmt: skip
         total = _add_product(total, piece, matrix, TRANSPOSED)
         if GATED:
             if BITS == 16:
@@ -69,7 +71,6 @@ def _product(
                     0,
                 )
             else:
-                # past its end a block of gates meets the first of up: what it gives is not stored
                 matrix = load_matrix(
                     weight, scales, n + N, 2 * N, at, end, K, BITS, GROUP, BN, BK,
                     x.dtype.element_ty,
@@ -165,14 +166,38 @@ TILINGS = {
         512: ProductTiling(128, 128, 64, 3, warps=8),
     },
 }
+# Of packed matrices, which are widened in the registers of matrix units: those take the matrix from
+# registers on one side only, so all are transposed. (`bench/quantised.py --tune`.)
+PACKED_TILINGS = {
+    "gated": {
+        16: ProductTiling(16, 64, 128, 4, transposed=True),
+        32: ProductTiling(32, 64, 128, 4, transposed=True),
+        64: ProductTiling(64, 64, 128, 3, transposed=True),
+    },
+    "wide": {
+        16: ProductTiling(16, 64, 128, 5, transposed=True),
+        32: ProductTiling(32, 64, 128, 4, transposed=True),
+        64: ProductTiling(64, 64, 128, 4, transposed=True),
+        128: ProductTiling(128, 128, 64, 3, transposed=True, warps=8),
+    },
+    "plain": {
+        16: ProductTiling(16, 64, 128, 5, transposed=True),
+        32: ProductTiling(32, 64, 128, 4, transposed=True),
+        64: ProductTiling(64, 64, 128, 4, transposed=True),
+        128: ProductTiling(128, 128, 64, 3, transposed=True, warps=8),
+    },
+}
 WIDE = 65536  # outputs
 BUSY_OUTPUTS = 8192  # of which a device has enough to do, without cutting inputs into parts
 LEAST_PART = 2048  # inputs
+# The same for packed matrices, of which a program has less to load and more to do.
+PACKED_BUSY_OUTPUTS = 16384
+PACKED_LEAST_PART = 1024
 MOST_PARTS = 8
 MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
 FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
-PACKED_ROWS = 64  # up to which a packed matrix is widened inside of the product
+PACKED_ROWS = 64  # up to which a packed matrix is widened inside of the product, if any bits do
 FEW_ROWS = 64  # up to which ours is faster than the library, if sums must keep our order
 # where ours is faster than the library, by kind: up to so many rows
 FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
@@ -186,17 +211,20 @@ def tiling_for(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
 
 
 def packed_tiling(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
-    """A packed block takes more registers than a plain one, and fewer bytes."""
-    tiling = tiling_for(kind, rows, dtype)
-    return replace(tiling, inputs=max(BLOCK, min(tiling.inputs, 2 * BLOCK)))
+    if dtype == torch.float32:
+        return replace(FLOAT32_TILING, inputs=BLOCK)
+    *few, (_, any_rows) = PACKED_TILINGS[kind].items()
+    return next((tiling for most, tiling in few if rows <= most), any_rows)
 
 
-def parts_of(outputs: int, inputs: int, gated: bool) -> tuple[int, int]:
+def parts_of(outputs: int, inputs: int, gated: bool, packed: bool = False) -> tuple[int, int]:
     """Into how many parts the inputs of a matrix are cut, and how long each is: so many that even
     a few rows keep the device busy. It hangs on the matrix alone, or bits would differ."""
     if gated:
         return 1, inputs
-    wanted = min(MOST_PARTS, BUSY_OUTPUTS // outputs, inputs // LEAST_PART)
+    busy = PACKED_BUSY_OUTPUTS if packed else BUSY_OUTPUTS
+    least = PACKED_LEAST_PART if packed else LEAST_PART
+    wanted = min(MOST_PARTS, busy // outputs, inputs // least)
     if wanted <= 1:
         return 1, inputs
     part = -(-inputs // (wanted * 64)) * 64
@@ -228,7 +256,7 @@ def product(
     rows = len(x_TK)
     kind = product_kind(weight_KN.shape[1], gated)
     if isinstance(weight_KN, PackedMatrix):
-        if rows <= PACKED_ROWS:
+        if fixed or rows <= PACKED_ROWS:
             tiling = packed_tiling(kind, rows, x_TK.dtype)
             return fixed_product(x_TK, weight_KN, tiling, bias_N, gated=gated, onto=onto)
         weight_KN = weight_KN.widened().t()
@@ -321,7 +349,7 @@ def fixed_product(
     matrix = weight_NK.codes if isinstance(weight_NK, PackedMatrix) else weight_NK
     outputs = len(matrix) // 2 if gated else len(matrix)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
-    parts, part = parts_of(outputs, inputs, gated)
+    parts, part = parts_of(outputs, inputs, gated, packed is not None)
     grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(outputs, tiling.outputs), parts)
     sums = arrivals = out
     if parts > 1:
@@ -333,7 +361,7 @@ def fixed_product(
     _product[grid](
         x_TK,
         matrix,
-        matrix if packed is None else packed.scales_NG,
+        matrix if packed is None else packed.scales_GN,
         x_TK if bias_N is None else bias_N,
         out,
         sums,
@@ -342,7 +370,7 @@ def fixed_product(
         outputs,
         inputs,
         part,
-        BITS=PLAIN if packed is None else packed.bits,
+        BITS=PLAIN if packed is None else packed.kind,
         GROUP=1 if packed is None else packed.group,
         BIASED=bias_N is not None,
         GATED=gated,
