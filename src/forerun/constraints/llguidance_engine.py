@@ -32,6 +32,12 @@ LIMITS: dict[str, Any] = {
 }
 
 
+# Tokens of which a string may hold any while it has so much room left: the engine's own, and
+# shorter ones besides. They change how long masks take, not what is in them.
+INSIDE = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{INSIDE}{{1,{n}}}" for n in (3, 6, 10, 30)), f"{INSIDE}+"]
+
+
 class LlguidanceGrammar:
     """A compiled grammar; every sequence gets a matcher of its own."""
 
@@ -168,7 +174,7 @@ def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, MaskForm]:
     if vocabulary.tokenizer is None:
         made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Spelled(vocabulary)))
     else:
-        made = llguidance.hf.from_tokenizer(vocabulary.tokenizer, eos_token=end)
+        made = llguidance.hf.from_tokenizer(vocabulary.tokenizer, eos_token=end, slices=SLICES)
     size = vocabulary.size
     ordinary_W = bitmask_without([end] if end < size else [], size)
     return made, MaskForm(words(made.vocab_size), ordinary_W)
