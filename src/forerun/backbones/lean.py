@@ -10,7 +10,7 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, I inner s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from forerun.backbones.attention import LayerAttention, attend
 from forerun.backbones.measure import layout_for, product_for, this_machine
 from forerun.backbones.products import HEAD, Matrix, Packed, joined, times
+from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
+LAYERS = (nn.Linear, QuantisedLinear)
 # Attention of a quantised model looks at so many slots at once, masked where a row must not see
 # them: then a row's sums are cut at the same places whatever runs beside it.
 SLOTS_AT_ONCE = 16
@@ -69,7 +71,7 @@ def fits(model: PreTrainedModel, context: int) -> bool:
     base: Any = model.model
     parts = [part for layer in base.layers for part in (*_projections(layer), *_gates(layer))]
     parts += [end for layer in base.layers for end in (layer.self_attn.o_proj, layer.mlp.down_proj)]
-    if _names_quantisation(config) or not all(type(part) is nn.Linear for part in parts):
+    if _names_quantisation(config) or not all(type(part) in LAYERS for part in parts):
         return False
     types = getattr(config, "layer_types", None) or ["sliding_attention"]
     window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
@@ -103,7 +105,9 @@ class LeanBackbone(SlottedBackbone):
         self.context = context
         self.device = model.device
         self.dtype = model.dtype
+        codes = [part.matrix for part in model.modules() if isinstance(part, QuantisedLinear)]
         self.cost = float(sum(p.numel() for p in model.parameters()))
+        self.cost += sum(matrix.codes_OI.numel() for matrix in codes)
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
         self.key_heads = config.num_key_value_heads
@@ -114,15 +118,16 @@ class LeanBackbone(SlottedBackbone):
         head: Any = model.lm_head
         self.embed: Tensor = base.embed_tokens.weight.detach()
         self.norm: Tensor = base.norm.weight.detach()
-        self.quantize = quantize
+        # as asked for, or as the checkpoint is
+        self.quantize = quantize or (codes[0].bits if codes else None)
         packs = packs_on(self.device)
-        if quantize is not None and not packs:
+        if self.quantize is not None and not packs:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
-        take_head = _Taker(quantize and HEAD[quantize], packs)
-        self.head: Matrix = take_head.matrix([head.weight.detach()[:vocab]])
-        take = _Taker(quantize, packs)
+        take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype)
+        self.head: Matrix = take_head.matrix([_rows(_weight(head), vocab)])
+        take = _Taker(quantize, packs, self.dtype)
         self.stack = [_take_layer(layer, take) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
@@ -242,16 +247,39 @@ class _Taker:
     """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
     fastest here."""
 
-    def __init__(self, quantize: str | None, packs: bool):
+    def __init__(self, quantize: str | None, packs: bool, dtype: torch.dtype):
         self._quantize = quantize
         self._packs = packs
+        self._dtype = dtype
         self.kinds: dict[str, str] = {}  # of product, by shape
 
-    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Matrix:
-        weight_OI = joined(weights)
-        kind, matrix = self._taken(weight_OI, bias)
+    def matrix(self, weights: list[Tensor | Quantised], bias: Tensor | None = None) -> Matrix:
+        codes = joined_codes(weights)
+        found = None if codes is None else self._kept(codes, bias)
+        weight_OI = codes.codes_OI if found and codes else self._plain(weights)
+        kind, matrix = found or self._taken(weight_OI, bias)
         self.kinds[f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"] = kind
         return matrix
+
+    def _plain(self, weights: list[Tensor | Quantised]) -> Tensor:
+        return joined(
+            [w.widened().to(self._dtype) if isinstance(w, Quantised) else w for w in weights]
+        )
+
+    def _kept(self, codes: Quantised, bias: Tensor | None) -> tuple[str, Matrix] | None:
+        """A matrix with the codes that its checkpoint has, where that runs here. On a CPU 8-bit
+        numbers are made anew: the nearest of the kind that runs there."""
+        if self._packs:
+            from forerun.backbones.kernels.packed import packed_codes
+
+            made = packed_codes(codes, self._dtype)
+            return None if made is None else ("packed, its own codes", made)
+        product = int4_product(codes, bias)
+        if product is not None:
+            return "its own codes", product
+        bits = "int4" if codes.bits == "int4" else "int8"
+        kind, near = product_for(codes.widened(), bias, bits, this_machine())
+        return f"nearest {bits}, {kind}", near
 
     def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
         """The kind of product, and the matrix as that takes it."""
@@ -289,7 +317,7 @@ def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
     }
     for name, linears in parts.items():
         bias = _joined_bias(linears)
-        matrices[name] = take.matrix([linear.weight.detach() for linear in linears], bias)
+        matrices[name] = take.matrix([_weight(linear) for linear in linears], bias)
         matrices[f"{name}_bias"] = bias
     return Layer(
         norm_attn=norm_attn.weight.detach(),
@@ -298,6 +326,23 @@ def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
         k_norm=attn.k_norm.weight.detach() if hasattr(attn, "k_norm") else None,
         **matrices,
     )
+
+
+def _rows(weight: Tensor | Quantised, count: int) -> Tensor | Quantised:
+    if isinstance(weight, Tensor):
+        return weight[:count]
+    zeros = None if weight.zeros_OG is None else weight.zeros_OG[:count]
+    return replace(
+        weight,
+        codes_OI=weight.codes_OI[:count],
+        scales_OG=weight.scales_OG[:count],
+        zeros_OG=zeros,
+    )
+
+
+def _weight(linear: nn.Module) -> Tensor | Quantised:
+    weight: Any = linear.weight
+    return weight if isinstance(weight, Quantised) else weight.detach()
 
 
 def _joined_bias(parts: list[nn.Linear]) -> Tensor | None:

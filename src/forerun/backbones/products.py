@@ -160,11 +160,22 @@ class Int4Product:
             found = self._with_sums(own)
         self._pack(found, bias)
 
-    def _with_sums(self, own: Offsets) -> Codes:
+    @classmethod
+    def of_codes(cls, codes: Codes, offsets: Offsets | None, bias: Tensor | None) -> Int4Product:
+        """Of a matrix that is quantised in groups of 32 already."""
+        made = cls.__new__(cls)
+        made._groups = 0
+        made._pack(codes if offsets is None else made._with_sums(offsets, fine=True), bias)
+        return made
+
+    def _with_sums(self, own: Offsets, fine: bool = False) -> Codes:
+        """Sums of groups as more inputs, whose weights are the offsets: in 4 bits, or in 8 as two
+        of them."""
         self._groups = own.offsets_OG.shape[1]
         self._filler = -self._groups % GROUP
+        self._sums = 2 if fine else 1
         offsets = F.pad(own.offsets_OG / SUM_SCALE, (0, self._filler))
-        more = quantised(offsets, NIBBLE, GROUP)
+        more = in_nibbles(offsets) if fine else quantised(offsets, NIBBLE, GROUP)
         return Codes(*(torch.cat(pair, 1) for pair in zip(own.codes, more)))
 
     def _pack(self, found: Codes, bias: Tensor | None) -> None:
@@ -184,7 +195,8 @@ class Int4Product:
     def __call__(self, x_TI: Tensor) -> Tensor:
         if self._groups:
             sums_TG = x_TI.view(len(x_TI), self._groups, GROUP).sum(-1).mul_(SUM_SCALE)
-            x_TI = torch.cat([x_TI, sums_TG, x_TI[:, : self._filler]], -1)
+            sums = [sums_TG, x_TI[:, : self._filler]] * self._sums
+            x_TI = torch.cat([x_TI, *sums], -1)
         return self._multiply(x_TI)
 
     def _multiply(self, x_TI: Tensor) -> Tensor:
@@ -193,15 +205,20 @@ class Int4Product:
         )
 
 
-class Int8ByNibbles(Int4Product):
+def in_nibbles(weight_OI: Tensor) -> Codes:
     """An 8-bit matrix in groups of 32 as a 4-bit one with twice the inputs: w = 16 high + low."""
+    codes_OI, scales_OG = quantised(weight_OI, TWO_NIBBLES, GROUP)
+    high_OI = torch.div(codes_OI.int() + 8, 16, rounding_mode="floor")
+    low_OI = codes_OI - 16 * high_OI
+    both = torch.cat([high_OI, low_OI], 1).to(torch.int8)
+    return Codes(both, torch.cat([16 * scales_OG, scales_OG], 1))
+
+
+class Int8ByNibbles(Int4Product):
+    """An 8-bit matrix in groups of 32, by nibbles, times rows that it meets twice."""
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
-        codes_OI, scales_OG = quantised(weight_OI, TWO_NIBBLES, GROUP)
-        high_OI = torch.div(codes_OI.int() + 8, 16, rounding_mode="floor")
-        low_OI = codes_OI - 16 * high_OI
-        both = torch.cat([high_OI, low_OI], 1).to(torch.int8)
-        self._pack(Codes(both, torch.cat([16 * scales_OG, scales_OG], 1)), bias)
+        self._pack(in_nibbles(weight_OI), bias)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return self._multiply(torch.cat([x_TI, x_TI], -1))
