@@ -4,7 +4,6 @@ translation and retrieval, at several batch sizes, on a CPU or a GPU.
     python bench/auto.py --model zoo:ar --draft zoo:drafter --json FILE
     python bench/auto.py --model DIR --device cuda --batch 1 8 32 --json FILE
     python bench/auto.py --neighbour --json FILE        (beside a process that computes)
-    python bench/auto.py --load 0.5 2 8 --json FILE     (Poisson arrivals, requests per second)
     python bench/auto.py --choices                      (what it chose over a text)
     python bench/auto.py --publish FILE ...             (writes docs/auto.md)
 
@@ -215,59 +214,6 @@ def sum_up(counts: Any) -> dict[str, int]:
     return found
 
 
-@dataclass
-class LoadRow:
-    """What a load of requests felt like."""
-
-    method: str
-    per_second: float  # requests that came
-    requests: int
-    tokens_per_second: float
-    first_token_p50: float  # seconds, waiting for a lane included
-    first_token_p99: float
-    per_token_p50: float  # seconds of one sequence, after its first token
-    per_token_p99: float
-
-
-def under_load(race: Race, contestant: Contestant, rate: float, seconds: float) -> LoadRow:
-    """Requests that come at random moments, so many per second on average, of all sets."""
-    chance = random.Random(0)
-    arrivals = []
-    now = 0.0
-    while now < seconds:
-        now += chance.expovariate(rate)
-        texts = PROMPTS[chance.choice(race.arguments.sets)]
-        arrivals.append((now, chance.choice(texts), chance.choice((16, 32, 64, 128))))
-    method, options = contestant
-    began = time.perf_counter()
-    jobs = []
-    for at, prompt, tokens in arrivals:
-        time.sleep(max(0.0, began + at - time.perf_counter()))
-        jobs.append(
-            race.model.submit(prompt, method=method, max_tokens=tokens, ignore_eos=True, **options)
-        )
-    results = []
-    for each in jobs:
-        each.wait()
-        results += each.results()
-    took = time.perf_counter() - began
-    first = [r.stats.queued_seconds + (r.stats.first_token_seconds or 0.0) for r in results]
-    pace = [
-        (r.stats.seconds - (r.stats.first_token_seconds or 0.0)) / max(1, r.stats.tokens - 1)
-        for r in results
-    ]
-    return LoadRow(
-        label(contestant),
-        rate,
-        len(results),
-        sum(r.stats.tokens for r in results) / took,
-        quantile(first, 0.5),
-        quantile(first, 0.99),
-        quantile(pace, 0.5),
-        quantile(pace, 0.99),
-    )
-
-
 def quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
@@ -327,18 +273,10 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             date=date.today().isoformat(),
             tokens=arguments.tokens,
             rows=[],
-            load=[],
             choices=[],
         )
         if arguments.choices:
             found["choices"] = choices(race)
-        elif arguments.load:
-            best = ("lookup", {"k": 5})
-            for rate in arguments.load:
-                for contestant in (("ar", {}), best, race.contestants[-1]):
-                    row = under_load(race, contestant, rate, arguments.load_seconds)
-                    print(row, flush=True)
-                    found["load"].append(asdict(row))
         else:
             found["rows"] = [asdict(row) for row in race.run()]
         curve = race.model.host.costs.curve or {}
@@ -396,24 +334,6 @@ def worst(found: dict[str, Any]) -> str:
     )
 
 
-def load_table(found: dict[str, Any]) -> str:
-    lines = [
-        "| requests/s | method | tokens/s | ms to the first token: p50, p99 | "
-        "ms per token: p50, p99 |",
-        "|---|---|---|---|---|",
-    ]
-    for row in found["load"]:
-        numbers = [1e3 * row[f"{name}_{p}"] for name in ("first_token", "per_token") for p in PS]
-        lines.append(
-            f"| {row['per_second']:g} | `{row['method']}` | {row['tokens_per_second']:,.1f} | "
-            f"{numbers[0]:,.0f}, {numbers[1]:,.0f} | {numbers[2]:,.1f}, {numbers[3]:,.1f} |"
-        )
-    return "\n".join(lines)
-
-
-PS = ("p50", "p99")
-
-
 def choice_table(found: dict[str, Any]) -> str:
     lines = ["| forward | chosen | expected | written |", "|---|---|---|---|"]
     for choice in found["choices"]:
@@ -440,17 +360,29 @@ def section(found: dict[str, Any]) -> str:
     parts = [title, f"{about} Measured milliseconds of a forward by rows: {curve}."]
     if found["rows"]:
         parts += [race_table(found), worst(found)]
-    if found["load"]:
-        parts += ["Requests of all sets, Poisson arrivals:", load_table(found)]
     if found["choices"]:
         parts += ["What it chose, step by step:", choice_table(found)]
     return "\n\n".join(parts)
 
 
+def merged(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """What files hold, one for each model, machine and neighbour."""
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    for file in files:
+        held = json.loads(file.read_text())
+        key = tuple(held[name] for name in ("model", "draft", "machine", "neighbour", "dtype"))
+        if key in found:
+            found[key]["rows"] += held["rows"]
+            found[key]["choices"] += held["choices"]
+        else:
+            found[key] = held
+    return list(found.values())
+
+
 def publish(files: Sequence[Path]) -> None:
     from page import write_tables
 
-    write_tables("auto.md", "\n\n".join(section(json.loads(file.read_text())) for file in files))
+    write_tables("auto.md", "\n\n".join(section(found) for found in merged(files)))
 
 
 def main() -> None:
@@ -469,8 +401,6 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time", action="store_true", help="count only this process's own time"
     )
-    parser.add_argument("--load", type=float, nargs="*", help="requests per second")
-    parser.add_argument("--load-seconds", type=float, default=10)
     parser.add_argument("--choices", action="store_true", help="what it chose over a text")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--publish", type=Path, nargs="*", help="write the page from these files")

@@ -30,9 +30,10 @@ from forerun.backbones.kernels.attention import attention
 from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, norm, rotate_and_keep, swiglu
 from forerun.backbones.kernels.launch import launch_options
 from forerun.backbones.kernels.matmul import ProductTiling
+from forerun.backbones.kernels.packed import PLAIN
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.graphs import attention_programs
-from forerun.engine.pack import SHARE, Batch, Tiles, make_tiles
+from forerun.engine.pack import AT_ONCE, SLOTS, Batch, Tiles, make_tiles
 from forerun.options import Sampling
 from forerun.probability.acceptance import jacobi_step, sample_token
 from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
@@ -194,12 +195,13 @@ def compile_one(job: tuple[bool, bool, int, ProductTiling]) -> str | None:
     sums = torch.zeros(16, device=CUDA)
     rows = 16 if tiling.rows == 16 else 17  # kernels of few rows begin early
     flags = dict(BIASED=False, GATED=gated, ADDED=added, TRANSPOSED=tiling.transposed)
+    flags |= dict(BITS=PLAIN, GROUP=1)
     sizes = dict(PARTS=parts, BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages, **launch_options(x, rows))
     extra = (sums, matmul.arrival_counts(CUDA)) if parts > 1 else (x, x)
     try:
         matmul._product.warmup(
-            x, x, x, x, *extra, rows, 256, 256, 256, **flags, **sizes, **options, grid=(1, 1, 1)
+            x, x, x, x, x, *extra, rows, 256, 256, 256, **flags, **sizes, **options, grid=(1, 1, 1)
         )
     except Exception as error:
         return str(error)
@@ -339,7 +341,7 @@ def time_attention(
         cut = replace(ready, splits=splits)
         return microseconds(lambda i: attention(i % layers, q, cut, slots, 0.1))
 
-    shares = -(-context // SHARE)
+    shares = AT_ONCE * -(-context // (AT_ONCE * SLOTS))
     return chosen, {splits: taken(splits) for splits in sorted({1, chosen.splits, shares})}
 
 

@@ -8,13 +8,14 @@
 - gap: the longest gap of streams while a prompt of 8k tokens is read beside them.
 
 `--device cuda` runs the last two with the 7B shape on a GPU. Needs torch and transformers only.
-`--write` puts the tables into docs/serving.md, `--json FILE` keeps the numbers.
+`--json FILE` keeps the numbers, `--publish FILE ...` puts those of some files into docs/serving.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -248,10 +249,43 @@ def longest_gap(arguments: argparse.Namespace, chunk: int | None) -> dict[str, A
     }
 
 
+SAYS = {
+    "lanes": "Sequences that fit at once with the keys and values of a 7B model (28 layers, 4 key "
+    "heads of 128, bfloat16), in what its weights leave of so many GB, with a context of 8,704; "
+    "prompts of 64 to 8,192 tokens, outputs of 16 to 512 (`python bench/pages.py lanes`; by the "
+    "allocator itself, so on any machine):",
+    "served": "An engine with such requests, whose forwards are not run, keeps so many of them at "
+    "work on average (`python bench/pages.py served`):",
+    "prefix": "Requests that begin alike, with what earlier ones left in pages and without, each "
+    "of 32 tokens more and 8 of output (`python bench/pages.py prefix`; times are medians):",
+    "gap": "Steps of streams, alone and beside a prompt that is read in chunks, or whole (`python "
+    "bench/pages.py gap`; the goal is a longest step below twice the usual one):",
+}
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{os.cpu_count()} x {platform.machine()}, one thread, in processor time"
+
+
+def section(found: dict[str, Any]) -> str:
+    """One file's part of the page."""
+    parts = []
+    for name, says in SAYS.items():
+        if name in found:
+            parts += [f"{says}", table(found[name])]
+    return "\n\n".join([*parts, f"On {found['where']}, {found['date']}."])
+
+
+def told(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     names = list(rows[0])
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
-    lines += [f"| {' | '.join(str(row[name]) for name in names)} |" for row in rows]
+    lines += [f"| {' | '.join(told(row[name]) for name in names)} |" for row in rows]
     return "\n".join(lines)
 
 
@@ -271,8 +305,12 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--chunks", default="default,whole", help="rows; numbers, default or whole")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--publish", type=Path, nargs="*", help="write the page from these files")
     arguments = parser.parse_args()
+    if arguments.publish:
+        parts = [section(json.loads(file.read_text())) for file in arguments.publish]
+        write_part(DOCS / "serving.md", "\n\n".join(parts), START, END)
+        return
     arguments.streams = arguments.streams or (31 if arguments.device == "cuda" else 3)
     if arguments.device == "cpu":
         torch.set_num_threads(1)
@@ -288,14 +326,11 @@ def main() -> None:
         special = {"default": None, "whole": 0}
         chunks = [special.get(c, c) for c in arguments.chunks.split(",")]
         found["gap"] = [longest_gap(arguments, None if c is None else int(c)) for c in chunks]
-    where = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
-    told = f"`python bench/pages.py` on {where}, {date.today()}."
-    parts = "\n\n".join([told, *(table(rows) for rows in found.values())])
-    print(parts)
+    where = machine(arguments.device)
+    told = dict(where=where, date=date.today().isoformat(), **found)
+    print(section(told))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"where": where, **found}, indent=1))
-    if arguments.write:
-        write_part(DOCS / "serving.md", parts, START, END)
+        arguments.json.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

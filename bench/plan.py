@@ -1,33 +1,38 @@
-"""The constants behind `forerun plan` for a shape on this machine, and how well they foretell
-what they were not made from:
+"""The constants behind `forerun plan` on this machine, and how well they foretell what they were
+not made from:
 
     python bench/plan.py --shape qwen2.5-7b --out src/forerun/scale/measured/qwen2.5-7b.json
-    python bench/plan.py --shape qwen2.5-7b --out FILE --counted docs/gpu.json
-    python bench/plan.py --out FILE --counted docs/gpu.json --page docs/gpu.json   (no GPU needed)
+    python bench/plan.py --model PATH --text docs --out FILE         (a trained model, on a text)
+    python bench/plan.py --publish FILE...                           (the table of docs/scale.md)
 
-Tokens per forward of random weights mean nothing for real text: --counted takes them from trained
-models, as `bench/gpu.py` counted them. The check uses those that were measured with the times.
+Tokens per forward of random weights mean nothing for real text: --counted docs/gpu.json takes them
+from trained models, as `bench/gpu.py` counted them. The check uses those that were measured with
+the times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from page import write_part
 
-from forerun.profile.shapes import SHAPES, random_model
-from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Check, measure
-from forerun.scale.plan import PLAIN, Measured, MethodCost, step_seconds
-from forerun.scale.training import weights_of
+from forerun.api import load
+from forerun.profile.shapes import random_model
+from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Bench, Check, measure
+from forerun.scale.plan import Measured
 
-STEPS = 96  # of the runs on docs/gpu.md
-METHODS = {"ar": {}, "lookup": {}, "jacobi": {"block": 16}}
+ROOT = Path(__file__).parents[1]
+METHODS: dict[str, dict[str, Any]] = {"ar": {}, "lookup": {}, "jacobi": {"block": 16}}
+REAL_WAVES = 4  # requests of a real text end at different times: the last ones count less
+COLUMNS = ("of", "method", "in flight", "prompt + answer", "tokens per forward")
+COLUMNS += ("requests/s foretold", "measured", "off by")
 
 
 def counted(file: str | None) -> dict[str, dict[str, Any]]:
@@ -36,82 +41,85 @@ def counted(file: str | None) -> dict[str, dict[str, Any]]:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for row in json.loads(Path(file).read_text())["methods"]:
-        told = {"rows": row["rows"], "tokens_per_forward": row["tokens"], "text": row["model"]}
+        rows = {1: row["rows"]}
+        told = {"rows": rows, "tokens_per_forward": row["tokens"], "text": row["model"]}
         found.setdefault(row["method"], told)
     return found
 
 
-def from_page(file: str) -> tuple[Measured, list[Check]]:
-    """The constants from what docs/gpu.md shows: forwards by rows, and for each method what 96
-    steps took outside the forward with 1, 8 and 32 sequences. Prompts were in the slots already.
-    The check is of the sum: forwards that were timed alone, and a line through what is outside."""
-    page = json.loads(Path(file).read_text())
-    shape = SHAPES["qwen2.5-7b"]
-    slot = 2 * shape.layers * shape.key_heads * (shape.hidden // shape.heads) * 2
-    base = Measured(
-        shape="qwen2.5-7b",
-        machine=f"{page['device']}, torch {page['torch']}, {page['date']}",
-        chain={row["tokens"]: row["seconds"] for row in page["forward"]["chain"]},
-        context=page["forward"]["chain"][0]["context"],
-        bytes_per_second=page["machine"]["bytes/s"],
-        bytes_per_slot=slot,
-        weight_bytes=2 * weights_of(shape),
-        memory_bytes=139 * 2**30,
-        methods=(),
-    )
-    costs = []
-    checks = []
-    for method, rows in (("ar", 1.0), ("lookup", 1.0), ("jacobi", 16.0)):
-        runs = [row for row in page["shares"] if row["method"] == method]
-        outside = [(row["total"] - row["forward"]) / STEPS for row in runs]
-        slope, fixed = np.polyfit([row["batch"] for row in runs], outside, 1)
-        text = "" if method == PLAIN else "random tokens"
-        cost = MethodCost(method, rows, 1.0, float(fixed), float(slope), text)
-        costs.append(cost)
-        for row in runs:
-            if row["batch"] > 1:  # alone, the GPU had not come to speed
-                slots = base.context + STEPS / 2
-                seconds = STEPS * step_seconds(base, cost, row["batch"], slots)
-                told = (row["batch"] / seconds, row["batch"] / row["total"])
-                checks.append(Check(method, row["batch"], *told))
-    return replace(base, methods=costs), checks
+def random_bench(shape: str) -> Bench:
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    kind = torch.bfloat16 if on_gpu else torch.float32
+    return Bench(random_model(shape, device, kind, TRIAL.lanes, CONTEXT + max(ROWS)))
+
+
+def real_bench(name: str, folder: str) -> Bench:
+    """Prompts are pieces of a folder's pages."""
+    model = load(name, lanes=TRIAL.lanes, max_context=CONTEXT + max(ROWS))
+    pages = sorted(Path(folder).glob("*.md"))
+    text = "\n".join(page.read_text() for page in pages)
+    return Bench(model, model.tokenizer.encode(text), f"{folder}/*.md")
+
+
+def measured_here(arguments: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    methods = {name: METHODS.get(name, {}) for name in arguments.methods}
+    if arguments.model:
+        bench = real_bench(arguments.model, arguments.text)
+        name = arguments.name or Path(arguments.model).name
+        trial = replace(TRIAL, waves=REAL_WAVES)
+    else:
+        bench = random_bench(arguments.shape)
+        name = arguments.shape
+        trial = TRIAL
+    found, checks = measure(bench, name, methods, trial)
+    known = counted(arguments.counted)
+    costs = [replace(one, **known.get(one.method, {})) for one in found.methods]
+    write(replace(found, methods=costs), checks, arguments.out)
+    print(table([arguments.out]))
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+def write(measured: Measured, checks: Sequence[Check], out: str) -> None:
+    told = {**measured.as_dict(), "checks": [check.as_dict() for check in checks]}
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    Path(out).write_text(json.dumps(told, indent=1) + "\n")
+
+
+def table(files: Sequence[str]) -> str:
+    """What was foretold beside what came."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    for file in files:
+        told = json.loads(Path(file).read_text())
+        for check in told["checks"]:
+            lines.append(
+                f"| {told['shape']} | `{check['method']}` | {check['in_flight']} "
+                f"| {check['prompt']} + {check['tokens']} | {check['tokens_per_forward']:.2f} "
+                f"| {check['predicted']:.2f} | {check['measured']:.2f} | {check['error']:+.1%} |"
+            )
+    machines = {json.loads(Path(file).read_text())["machine"] for file in files}
+    return "\n".join([*lines, "", f"`bench/plan.py`, {'; '.join(sorted(machines))}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shape", default="qwen2.5-7b")
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--shape", default="qwen2.5-7b", help="random weights")
+    parser.add_argument("--model", help="instead: a trained model")
+    parser.add_argument("--name", help="of the model, in the table")
+    parser.add_argument("--text", default="docs", help="a folder of pages, with --model")
+    parser.add_argument("--methods", nargs="+", default=[*METHODS])
+    parser.add_argument("--out", help="the file to write")
     parser.add_argument("--counted")
-    parser.add_argument("--page", help="instead of measuring: docs/gpu.json")
+    parser.add_argument("--publish", nargs="+", metavar="FILE")
     arguments = parser.parse_args()
-    if arguments.page:
-        publish(*from_page(arguments.page), arguments)
-        return
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    kind = torch.bfloat16 if on_gpu else torch.float32
-    lanes = max(TRIAL.checked)
-    model = random_model(arguments.shape, device, kind, lanes, CONTEXT + max(ROWS))
-    publish(*measure(model, arguments.shape, METHODS), arguments)
-
-
-def publish(measured: Measured, checks: Sequence[Check], arguments: argparse.Namespace) -> None:
-    known = counted(arguments.counted)
-    methods = []
-    for one in measured.methods:
-        methods.append(replace(one, **known.get(one.method, {})))
-    told = asdict(replace(measured, methods=methods))
-    told["checks"] = [check.as_dict() for check in checks]
-    Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(arguments.out).write_text(json.dumps(told, indent=1))
-    print("| method | in flight | requests/s foretold | measured | off by |")
-    print("|---|---|---|---|---|")
-    for check in checks:
-        print(
-            f"| `{check.method}` | {check.in_flight} | {check.predicted:.2f} "
-            f"| {check.measured:.2f} | {check.error:+.1%} |"
-        )
-    print(f"\n`bench/plan.py`, random weights of {measured.shape}, {measured.machine}.")
+    if arguments.publish:
+        page = ROOT / "docs" / "scale.md"
+        write_part(page, table(arguments.publish), "<!-- plan -->", "<!-- end plan -->")
+    elif arguments.out:
+        measured_here(arguments)
+    else:
+        parser.error("--out FILE or --publish FILE")
 
 
 if __name__ == "__main__":

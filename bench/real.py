@@ -1,29 +1,42 @@
-"""Real models: tokens per target forward and seconds, by category, over our own `ar`.
+"""Real models: tokens per target forward and seconds, by category, over a baseline.
 
-    python bench/real.py --model smollm --draft auto --data DATA --out real.json
-    python bench/real.py --out real.json --report docs/real.md
+    python bench/real.py --model smollm --method specdiff:auto@k=7 --data DATA --out real.json
+    python bench/real.py --model DISTILLED --method jacobi --original QWEN --data DATA --out ...
+    python bench/real.py --model CONVERTED --method s2d2 --baseline block@threshold=0.9 --out ...
+    python bench/real.py --model ANY --method assd --baseline sequential --known 0.3 --out ...
+    python bench/real.py --out real.json --report docs/real.md --answers FOLDER --curve NAME=CSV
 
+A method is METHOD[:DRAFT][@OPTION=VALUE...]; the baseline is the model's own `ar` unless given.
 DATA is a folder with HumanEval.jsonl, GSM8K's test.jsonl and MT-Bench's question.jsonl, anywhere
 under it; summarising, translation and retrieval are asked about the texts below, which no training
-saw. Every prompt is decoded by `ar` and by the method, one after the other; `--batch 8` takes eight
-prompts at once. Errors are standard errors over prompts (over groups of prompts in a batch).
-`--peers` adds `transformers`' own `generate` on the same weights, plain and with prompt lookup.
+saw. Every prompt is decoded by the baseline and by the method, one after the other; `--batch 8`
+takes eight prompts at once. `--original` is another model whose `ar` is timed on the same prompts:
+what one had before distillation. `--known 0.3` gives that share of the tokens of English and code,
+at random places, and fills the others. Errors are standard errors over prompts (over groups of
+prompts in a batch). `--peers` adds `transformers`' own `generate` on the same weights, plain, with
+prompt lookup, and with the assistant that `--assistant` names.
+`--answers` is a folder of bench/evaluate_real.py: its tables go into the page, and so do curves.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import platform
+import re
 import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import forerun
+from forerun.evaluate.scattered import scattered_canvases
+from forerun.evaluate.tasks import MethodChoice
 
 START = "<!-- real: bench/real.py writes this part -->"
 END = "<!-- end of real -->"
@@ -85,16 +98,16 @@ def main() -> None:
         file.write_text(json.dumps(runs, indent=1))
         print(markdown(runs[-1:]))
     if flags.report:
-        write_report(runs, Path(flags.report))
+        write_report(runs, flags)
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model")
-    parser.add_argument("--draft", default="auto")
-    parser.add_argument("--method", default="specdiff")
-    parser.add_argument("-k", type=int, default=7)
-    parser.add_argument("--option", nargs="*", default=[], help="NAME=VALUE of the method")
+    parser.add_argument("--method", default="specdiff:auto@k=7", help="METHOD[:DRAFT][@OPTION=...]")
+    parser.add_argument("--baseline", default="ar", help="the same")
+    parser.add_argument("--original", help="a model whose ar is timed too")
+    parser.add_argument("--known", type=float, help="fill blanks, this share of tokens given")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--count", type=int, default=8, help="prompts of each category")
@@ -106,10 +119,13 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype")
     parser.add_argument("--quantize", help="as load's own, where it has it")
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--assistant", help="a model that assists transformers' generate")
     parser.add_argument("--name", help="what the table calls this run")
     parser.add_argument("--seconds", type=float, default=1e9, help="for the whole run")
     parser.add_argument("--out", required=True)
     parser.add_argument("--report")
+    parser.add_argument("--answers", nargs="*", default=[])
+    parser.add_argument("--curve", nargs="*", default=[], help="NAME=FILE of a training run")
     return parser.parse_args(words)
 
 
@@ -141,46 +157,66 @@ def prompts(data: str, count: int) -> dict[str, list[dict]]:
     return {category: these for category, these in found.items() if these}
 
 
-def run(flags: argparse.Namespace) -> dict:
-    """One run: every category by `ar` and by the method."""
-    began = time.perf_counter()
+def canvases(data: str, count: int, known: float, tokenizer) -> dict[str, list[dict]]:
+    """Arguments of `infill`: English and code of at most 128 tokens, most of them blank."""
+    solved = objects(data, "HumanEval.jsonl")[:count]
+    found = {
+        "English": TEXTS[:count],
+        "code": [one["prompt"] + one["canonical_solution"] for one in solved],
+    }
+    asked = {}
+    for category, texts in found.items():
+        windows = [np.array(tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
+        gapped = [
+            scattered_canvases([window[:128]], known, i)[0] for i, window in enumerate(windows)
+        ]
+        asked[category] = [{"token_ids": canvas} for canvas in gapped]
+    return {category: these for category, these in asked.items() if these}
+
+
+def load(name: str, flags: argparse.Namespace):
     loading = {"quantize": flags.quantize} if flags.quantize else {}
-    model = forerun.load(
-        flags.model,
+    return forerun.load(
+        name,
         device=flags.device,
         dtype=flags.dtype,
         lanes=flags.batch,
         max_context=flags.max_context,
         **loading,
     )
-    options = dict(option.split("=", 1) for option in flags.option)
-    options = {name: json.loads(value) for name, value in options.items()}
-    sides = {
-        "ar": dict(method="ar"),
-        "drafted": dict(method=flags.method, k=flags.k, **options),
-    }
-    if flags.draft and flags.draft != "none":
-        sides["drafted"]["draft"] = flags.draft
+
+
+def run(flags: argparse.Namespace) -> dict:
+    """One run: every category by the baseline and by the method."""
+    began = time.perf_counter()
+    model = load(flags.model, flags)
+    sides = {"baseline": (model, flags.baseline), "method": (model, flags.method)}
+    if flags.original:
+        sides["original"] = (load(flags.original, flags), "ar")
+    if flags.known is None:
+        chosen = prompts(flags.data, flags.count)
+    else:
+        chosen = canvases(flags.data, flags.count, flags.known, model.tokenizer)
+    if flags.categories:
+        chosen = {name: these for name, these in chosen.items() if name in flags.categories}
     rows = defaultdict(list)
-    chosen = prompts(flags.data, flags.count)
     for category, these in chosen.items():
-        if flags.categories and category not in flags.categories:
-            continue
         groups = [these[i : i + flags.batch] for i in range(0, len(these), flags.batch)]
         for number, group in enumerate(groups):
             if time.perf_counter() - began > flags.seconds:
                 break
-            rows[category].append(measure(model, group, sides, flags, warm=number == 0))
+            rows[category].append(measure(group, sides, flags, warm=number == 0))
     peers = measure_peers(model, chosen, flags) if flags.peers else {}
     device = str(model.backbone.device)
     if device.startswith("cuda"):
         device = torch.cuda.get_device_name()
     return {
-        "name": flags.name or f"{flags.model}, {flags.method}, draft {flags.draft}, k {flags.k}",
+        "name": flags.name or f"{Path(flags.model).name}, {flags.method} over {flags.baseline}",
         "machine": f"{device}, {platform.machine()}, {torch.get_num_threads()} threads",
         "dtype": str(model.backbone.dtype).removeprefix("torch."),
         "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(sys.argv),
+        "command": shown_command(sys.argv[1:]),
+        "baseline": flags.baseline,
         "temperature": flags.temperature,
         "batch": flags.batch,
         "rows": rows,
@@ -188,64 +224,94 @@ def run(flags: argparse.Namespace) -> dict:
     }
 
 
-def measure(model, group: list[dict], sides: dict, flags, warm: bool) -> dict:
+def shown_command(words: list[str]) -> str:
+    """The command without what differs from machine to machine: folders, and the file."""
+    shown = ["python bench/real.py"]
+    left_out = {"--data", "--out", "--name", "--seconds"}
+    for before, word in zip(["", *words], words):
+        if word not in left_out and before not in left_out:
+            shown.append(re.sub(r"(?<![\w.])~?/[\w./-]*/", "", word))
+    return " ".join(shown)
+
+
+def measure(group: list[dict], sides: dict, flags: argparse.Namespace, warm: bool) -> dict:
     """What a group of prompts costs, by each side in turn."""
     found = {}
-    for side, method in sides.items():
-        options = dict(max_tokens=flags.max_tokens, temperature=flags.temperature, seed=1, **method)
-        for attempt in range(2 if warm else 1):  # the first captures and compiles
-            if attempt == 0 and warm and model.backbone.device.type == "cpu":
-                continue
+    for side, (model, word) in sides.items():
+        on_cpu = model.backbone.device.type == "cpu"
+        for _ in range(2 if warm and not on_cpu else 1):  # the first captures and compiles
             start = time.perf_counter()
-            results = model.generate(**together(group), **options)
+            results = decode(model, group, word, flags)
             seconds = time.perf_counter() - start
-        tokens = sum(r.stats.tokens for r in results)
-        forwards = sum(r.stats.forwards for r in results)
-        found[side] = {"tokens": tokens, "forwards": forwards, "seconds": seconds}
-        found[f"{side} text"] = [r.token_ids for r in results]
-    return {
-        "tokens_per_forward": found["drafted"]["tokens"] / found["drafted"]["forwards"],
-        "ar_rate": found["ar"]["tokens"] / found["ar"]["seconds"],
-        "rate": found["drafted"]["tokens"] / found["drafted"]["seconds"],
-        "same": found["ar text"] == found["drafted text"],
-        "tokens": found["drafted"]["tokens"],
+        tokens = sum(result.stats.tokens for result in results)
+        found[side] = {
+            "tokens": tokens,
+            "per_forward": tokens / sum(result.stats.forwards for result in results),
+            "rate": tokens / seconds,
+            "text": [result.token_ids for result in results],
+        }
+    row = {
+        "tokens_per_forward": found["method"]["per_forward"],
+        "baseline_per_forward": found["baseline"]["per_forward"],
+        "baseline_rate": found["baseline"]["rate"],
+        "rate": found["method"]["rate"],
+        "same": found["baseline"]["text"] == found["method"]["text"],
+        "tokens": found["method"]["tokens"],
     }
+    if "original" in found:
+        row["original_rate"] = found["original"]["rate"]
+    return row
 
 
-def together(group: list[dict]) -> dict:
-    """The arguments of one call for all prompts of a group."""
+def decode(model, group: list[dict], word: str, flags: argparse.Namespace) -> list:
+    """The results of all prompts of a group, decoded at once."""
+    choice = MethodChoice.read(word, {})
+    options = dict(choice.options, method=choice.method, temperature=flags.temperature, seed=1)
+    if choice.draft:
+        options["draft"] = choice.draft
     [name] = group[0]
-    return {name: [one[name] for one in group]}
+    together = [one[name] for one in group]
+    if name == "token_ids":
+        return model.infill_all(together, **options)
+    return model.generate(**{name: together}, max_tokens=flags.max_tokens, **options)
 
 
-def measure_peers(model, chosen: dict, flags) -> dict[str, float]:
-    """Tokens a second of `transformers`' own `generate`, plain and with prompt lookup, batch 1."""
-    from transformers import AutoModelForCausalLM
-
-    from forerun.train.networks import load_network
-
-    network = load_network(flags.model)
-    fresh = AutoModelForCausalLM.from_config(network.config)
-    fresh.load_state_dict(network.state_dict())
-    torch.nn.Module.to(fresh, device=model.backbone.device, dtype=model.backbone.dtype)
-    fresh.eval()
+def measure_peers(model, chosen: dict, flags: argparse.Namespace) -> dict[str, list[float]]:
+    """(mean, standard error) of tokens a second of `transformers`' own `generate`, batch 1."""
+    kinds = {"generate": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}}
+    if flags.assistant:
+        kinds["assisted"] = {"assistant_model": plain_network(flags.assistant, model)}
+    network = plain_network(flags.model, model)
     found = {}
-    for name, options in (("generate", {}), ("prompt lookup", {"prompt_lookup_num_tokens": 10})):
+    for name, options in kinds.items():
         rates = []
-        for these in chosen.values():
-            text = these[0].get("prompt") or model.tokenizer.apply_chat_template(
-                these[0]["messages"], tokenize=False, add_generation_prompt=True
+        for asked in (these[0] for these in chosen.values()):
+            text = asked.get("prompt") or model.tokenizer.apply_chat_template(
+                asked["messages"], tokenize=False, add_generation_prompt=True
             )
-            ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False)
-            ids = ids.input_ids.to(model.backbone.device)
+            ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+            ids = ids.to(model.backbone.device)
             start = time.perf_counter()
             with torch.no_grad():
-                out = fresh.generate(
+                out = network.generate(
                     ids, max_new_tokens=flags.max_tokens, do_sample=False, **options
                 )
             rates.append((out.shape[1] - ids.shape[1]) / (time.perf_counter() - start))
-        found[name] = sum(rates) / len(rates)
+        found[name] = [sum(rates) / len(rates), float(np.std(rates) / math.sqrt(len(rates)))]
     return found
+
+
+def plain_network(name: str, model):
+    """The library's own network of a checkpoint, where and as precise as our model is."""
+    from transformers import AutoModelForCausalLM
+
+    from forerun.train.networks import load_network, move
+
+    network = load_network(name)
+    fresh = AutoModelForCausalLM.from_config(network.config)
+    fresh.load_state_dict(network.state_dict())
+    move(fresh, model.backbone.device, model.backbone.dtype)
+    return fresh.eval()
 
 
 def mean(values: list[float]) -> str:
@@ -260,42 +326,80 @@ def mean(values: list[float]) -> str:
 def markdown(runs: list[dict]) -> str:
     lines = []
     for one in runs:
+        baseline = f"`{one['baseline']}`"
+        original = any("original_rate" in row for rows in one["rows"].values() for row in rows)
+        heads = ["", "prompts", "tokens per forward", f"over {baseline}"]
+        heads += ["over the original's `ar`"] if original else []
+        heads += ["tokens/s", f"{baseline} tokens/s", "same text"]
         lines += [
             f"**{one['name']}**, temperature {one['temperature']:g}, batch {one['batch']}, "
             f"{one['dtype']}, {one['machine']}, {one['date']}",
             "",
-            "| | prompts | tokens per forward | over `ar` | tokens/s | `ar` tokens/s | same text |",
-            "|---|---|---|---|---|---|---|",
+            f"| {' | '.join(heads)} |",
+            "|---" * len(heads) + "|",
         ]
         every = [row for rows in one["rows"].values() for row in rows]
         for category, rows in [*one["rows"].items(), ("all", every)]:
             if rows:
-                lines.append(_line(category, rows, one["batch"]))
-        for peer, rate in one["peers"].items():
-            lines.append(f"| `transformers` {peer} | | | | {rate:.1f} | | |")
-        lines.append("")
+                lines.append(_line(category, rows, one["batch"], original))
+        for peer, (rate, error) in one["peers"].items():
+            empty = " |" * (4 if original else 3)
+            lines.append(f"| `transformers` {peer} |{empty} {rate:.1f} ± {error:.1f} | | |")
+        lines += ["", f"`{one['command']}`", ""]
     return "\n".join(lines)
 
 
-def _line(category: str, rows: list[dict], batch: int) -> str:
-    ratios = [row["rate"] / row["ar_rate"] for row in rows]
+def _line(category: str, rows: list[dict], batch: int, original: bool) -> str:
     cells = [
         category,
         f"{len(rows) * batch}",
         mean([row["tokens_per_forward"] for row in rows]),
-        mean(ratios),
+        mean([row["rate"] / row["baseline_rate"] for row in rows]),
+    ]
+    if original:
+        cells.append(mean([row["rate"] / row["original_rate"] for row in rows]))
+    cells += [
         f"{sum(row['rate'] for row in rows) / len(rows):.1f}",
-        f"{sum(row['ar_rate'] for row in rows) / len(rows):.1f}",
+        f"{sum(row['baseline_rate'] for row in rows) / len(rows):.1f}",
         f"{sum(row['same'] for row in rows)} of {len(rows)}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def write_report(runs: list[dict], page: Path) -> None:
+def curve_table(word: str, most: int = 8) -> str:
+    """Some rows of a training run's curve, the first and the last among them."""
+    name, _, file = word.partition("=")
+    with Path(file).open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    chosen = sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(most, len(rows)))})
+    heads = list(rows[0])
+    table = [f"**{name}**: the curve of its training", ""]
+    table += [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |"]
+    table += ["|---" * len(heads) + "|"]
+    for number in chosen:
+        cells = [f"{float(rows[number][head]):.4g}" for head in heads]
+        table.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*table, ""])
+
+
+def answers_table(folder: str) -> str:
+    """What bench/evaluate_real.py found in its answers: accuracy beside speed."""
+    from forerun.evaluate.report import markdown as panel_table
+    from forerun.evaluate.summary import summarise_folder
+
+    return "\n".join(panel_table(panel) for panel in summarise_folder(Path(folder)))
+
+
+def write_report(runs: list[dict], flags: argparse.Namespace) -> None:
+    page = Path(flags.report)
     text = page.read_text()
     head, _, rest = text.partition(START)
     _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{START}\n\n{markdown(runs)}\n{END}{tail}")
+    parts = [markdown(runs)]
+    parts += [answers_table(folder) for folder in flags.answers]
+    parts += [curve_table(word) for word in flags.curve]
+    body = "\n".join(parts)
+    page.write_text(f"{head}{START}\n\n{body}\n{END}{tail}")
 
 
 if __name__ == "__main__":

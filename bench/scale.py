@@ -1,10 +1,11 @@
 """Work by several workers, one of them killed in the middle, and Ray Serve under load:
 
-    python bench/scale.py workers [--ray]      1, 2 and 4 workers; each again with one killed
-    python bench/scale.py journal              answers that the process in the middle can take
-    python bench/scale.py serve                two replicas: a rolling update, then a killed one
+    python bench/scale.py workers [--ray | --both]   1, 2 and 4 workers; again with one killed
+    python bench/scale.py journal                    answers that the process in the middle can take
+    python bench/scale.py serve                      two replicas: a rolling update, a killed one
 
-Each prints a table for docs/scale.md. The second, and --ray, need `forerun[ray]`.
+Each prints a table for docs/scale.md; --publish writes it there. The last one, --ray and --both
+need `forerun[ray]`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import statistics
 import tempfile
 import threading
 import time
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
+
+from page import DOCS, write_part
 
 from forerun.profile.machine import machine
 from forerun.scale.generating import GenerateJob, GeneratePlan, generate
@@ -29,6 +33,8 @@ from forerun.scale.local import LocalPool
 
 COLUMNS = ("workers", "killed", "seconds", "to the first answer", "tokens/s after it")
 COLUMNS += ("lost, twice", "digest of the output")
+PROCESSES = "processes"
+RAY = "Ray actors"
 PROMPTS = 96
 TOKENS = 48
 BATCH = 4
@@ -75,23 +81,33 @@ def one_run(folder: Path, pool, name: str, kill: bool) -> dict:
     }
 
 
-def workers(with_ray: bool, counts: list[int]) -> None:
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("|---|---|---|---|---|---|---|")
+def workers(kinds: Sequence[str], counts: Sequence[int]) -> str:
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for count in counts:
+        for kind, count in product(kinds, counts):
             for kill in (False, True) if count > 1 else (False,):
-                pool = _ray_pool(count) if with_ray else LocalPool(count)
-                found = one_run(folder, pool, f"{count}-{kill}.jsonl", kill)
-                kind = f"{count} {'Ray actors' if with_ray else 'processes'}"
-                print(
-                    f"| {kind} | {'one' if kill else ''} | {found['seconds']:.1f} "
-                    f"| {found['until the first answer']:.1f} | {found['tokens/s after it']:.0f} "
-                    f"| {found['lost']}, {found['twice']} | `{found['bytes']}` |",
-                    flush=True,
+                pool = _ray_pool(count) if kind == RAY else LocalPool(count)
+                output = f"{count}-{kill}-{kind[:3]}.jsonl"
+                lines.append(
+                    row_of(f"{count} {kind}", one_run(Path(name), pool, output, kill), kill)
                 )
-    print(f"\n{PROMPTS} prompts of `zoo:ar` by `lookup`, {TOKENS} tokens each, {machine()}.")
+                print(lines[-1], flush=True)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{PROMPTS} prompts of `zoo:ar` by `lookup`, {TOKENS} tokens each, {machine()}.",
+        ]
+    )
+
+
+def row_of(workers: str, found: dict, kill: bool) -> str:
+    return (
+        f"| {workers} | {'one' if kill else ''} | {found['seconds']:.1f} "
+        f"| {found['until the first answer']:.1f} | {found['tokens/s after it']:.0f} "
+        f"| {found['lost']}, {found['twice']} | `{found['bytes']}` |"
+    )
 
 
 def _ray_pool(count: int):
@@ -158,7 +174,7 @@ class Clients:
         return False
 
 
-def serve(readers: int, seconds: float) -> None:
+def serve(readers: int, seconds: float) -> str:
     from forerun.scale import serving
     from forerun.scale.cluster import LOCAL, connect
     from forerun.serve.settings import Settings
@@ -191,18 +207,19 @@ def serve(readers: int, seconds: float) -> None:
     clients.over = True
     for thread in clients.threads:
         thread.join()
-    print("| meanwhile | requests | failed | asked again | median ms | 99th ms | seconds |")
-    print("|---|---|---|---|---|---|---|")
+    lines = ["| meanwhile | requests | failed | asked again | median ms | 99th ms | seconds |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for (name, since, failed, retried), (_, until, later, again) in pairwise(marks):
         took = sorted(each for at, each in clients.seconds if since <= at < until)
         last = took[int(0.99 * len(took))]
-        print(
+        lines.append(
             f"| {name} | {len(took)} | {later - failed} | {again - retried} "
             f"| {1e3 * statistics.median(took):.0f} | {1e3 * last:.0f} "
             f"| {until - since:.0f} |"
         )
-    print(f"\nTwo replicas of `zoo:ar`, {readers} readers, 16 tokens each, {machine()}.")
     serving.stop("bench")
+    load = f"Two replicas of `zoo:ar`, {readers} readers without a pause, 16 tokens each"
+    return "\n".join([*lines, "", f"{load}, {machine()}."])
 
 
 def _pids(name: str) -> set[int]:
@@ -219,16 +236,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("workers", "serve", "journal"))
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--both", action="store_true")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--publish", action="store_true")
     arguments = parser.parse_args()
-    if arguments.what == "workers":
-        workers(arguments.ray, arguments.counts)
-    elif arguments.what == "journal":
+    if arguments.what == "journal":
         journal()
+        return
+    if arguments.what == "workers":
+        kinds = [PROCESSES, RAY] if arguments.both else [RAY if arguments.ray else PROCESSES]
+        table = workers(kinds, arguments.counts)
     else:
-        serve(arguments.readers, arguments.seconds)
+        table = serve(arguments.readers, arguments.seconds)
+    print(table)
+    if arguments.publish:
+        what = arguments.what
+        write_part(DOCS / "scale.md", table, f"<!-- {what} -->", f"<!-- end {what} -->")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.request import urlopen
 
-import psutil
-
 MODEL = "zoo:ar"
 DRAFT = "zoo:drafter"
 PROMPTS = [
@@ -238,6 +236,8 @@ def gauges(port: int) -> dict[str, float]:
 
 async def watch(process: subprocess.Popen, until: float, sizes: list[float]) -> None:
     """Memory of the server, every few seconds."""
+    import psutil
+
     while time.monotonic() < until:
         sizes.append(psutil.Process(process.pid).memory_info().rss / 2**20)
         await asyncio.sleep(5)
@@ -369,6 +369,8 @@ def overhead(flags: argparse.Namespace, process: subprocess.Popen) -> dict:
 
 
 def processor_seconds(pid: int) -> float:
+    import psutil
+
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
 

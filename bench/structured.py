@@ -3,7 +3,9 @@
     python bench/structured.py validity [--method lookup] [--schemas 500] [--openapi FILE]
     python bench/structured.py overhead [--model NAME] [--batch 1 8 32]
     python bench/structured.py overhead --shape qwen2.5-7b --tokenizer FOLDER --device cuda
+    python bench/structured.py masks    --tokenizer FOLDER   # what one mask costs, state by state
     python bench/structured.py beside   [--model NAME]
+    python bench/structured.py python   [--model NAME] [--method lookup]
     python bench/structured.py page     # docs/structured.md from what was measured
 
 Results are kept in docs/structured.json, by part and machine. It needs torch, transformers and
@@ -13,11 +15,13 @@ llguidance; xgrammar for `beside`, jsonschema for `validity`; nothing that draws
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -29,6 +33,7 @@ from schemas import openapi_schemas, schemas
 
 import forerun
 from forerun.checkpoints import resolve
+from forerun.engine.clock import Clock
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "structured.json"
@@ -207,11 +212,99 @@ def overhead(asked: argparse.Namespace) -> None:
                 "schema": _per_forward(results["schema"]),
                 "schema_tokens_per_second": round(_rate(results["schema"], times["schema"])),
                 "plain_tokens_per_second": round(_rate(results["plain"], times["plain"])),
+                "split": {name: _split(model, run) for name, run in contestants.items()},
             }
         )
+        print(json.dumps(rows[-1]), flush=True)
         model.close()
     name = asked.shape or asked.model
     keep("overhead", {"key": f"{name} on {machine()}", "model": name, "rows": rows})
+
+
+def _split(model: Any, run: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds per forward of the engine: of its thread, and on a GPU of the device, in a run
+    of their own. `waits` is for the device, `masks` for constraints; the rest of a step is plans,
+    texts and starting what the device does."""
+    split: dict[str, float] = {}
+    for times_device in (False, True):
+        clock = Clock(times_device=times_device)
+        model.engine.clock = clock
+        began = time.perf_counter()
+        run()
+        spent = time.perf_counter() - began
+        if times_device:
+            if not torch.cuda.is_available():
+                break
+            clock.read_device_times()
+            found = {"device forward": clock.forward, "device rules": clock.rules}
+        else:
+            found = {
+                "wall": spent,
+                "outside the engine": spent - clock.total,
+                "waits": clock.waits,
+                "masks": clock.masks,
+                "starting rules": clock.rules - clock.waits - clock.masks,
+                "starting forwards": clock.forward,
+                "rest": clock.total - clock.rules - clock.forward,
+            }
+            split["forwards"] = clock.forwards
+        split |= {name: round(1e3 * each / clock.forwards, 3) for name, each in found.items()}
+    model.engine.clock = Clock()
+    return split
+
+
+def masks(asked: argparse.Namespace) -> None:
+    """What a mask costs the host, alone and beside others, at every token of some records: the
+    grammar engine without a model."""
+    from transformers import AutoTokenizer
+
+    from forerun.constraints.engines import compiled
+    from forerun.constraints.left_to_right import LeftToRight, look_ahead
+    from forerun.constraints.vocabulary import Vocabulary
+
+    tokenizer = AutoTokenizer.from_pretrained(asked.tokenizer, trust_remote_code=False)
+    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    rows = []
+    for name, options in {"schema": {"schema": RECORD}, "anything": {"regex": ANYTHING}}.items():
+        grammar = compiled(forerun.Sampling(**options).constraint, vocabulary)
+        for batch in asked.batch:
+            records = [_record(i) for i in range(batch)]
+            texts = [tokenizer(one, add_special_tokens=False).input_ids for one in records]
+            constraints = [
+                LeftToRight(grammar.language(), 0, frozenset(), len(tokenizer)) for _ in texts
+            ]
+            spent = []
+            for at in range(min(map(len, texts))):
+                asked_for = [(one, text[at : at + 1]) for one, text in zip(constraints, texts)]
+                began = time.perf_counter()
+                look_ahead(asked_for)
+                spent.append(1e6 * (time.perf_counter() - began))
+                for one, text in zip(constraints, texts):
+                    one.add(at, text[at])
+            rows.append(
+                {
+                    "batch": f"{name} {batch}",
+                    "vocabulary": len(tokenizer),
+                    "median_us": round(statistics.median(spent)),
+                    "mean_us": round(statistics.mean(spent)),
+                    "p90_us": round(statistics.quantiles(spent, n=10)[-1]),
+                    "most_us": round(max(spent)),
+                }
+            )
+    key = f"{len(tokenizer)} on {machine()}"
+    keep("masks", {"key": key, "cores": os.cpu_count(), "rows": rows})
+
+
+def _record(number: int) -> str:
+    """A text of the schema, one of many."""
+    names = ("Anna Schmidt", "Peter Miller", "Zoe Xu", "Ibrahim", "Maria Garcia", "Lars", "Yuki O")
+    goods = ("screws", "red paint", "garden hose", "blue cable", "iron rods", "apples", "3 lamps")
+    orders = [
+        {"article": goods[(number + i) % len(goods)], "amount": 1 + (7 * number + i) % 99}
+        for i in range(3)
+    ]
+    name = names[number % len(names)]
+    return json.dumps({"name": name, "kind": "supplier", "active": True, "orders": orders})
 
 
 def _asked_model(asked: argparse.Namespace, lanes: int) -> Any:
@@ -284,15 +377,17 @@ def beside(asked: argparse.Namespace) -> None:
     from xgrammar.contrib.hf import LogitsProcessor
 
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = resolve.load_network(asked.model, torch.device(device), torch.float32)
+    dtype = getattr(torch, asked.dtype or "float32")
+    loaded = resolve.load_network(asked.model, torch.device(device), dtype)
     network, tokenizer = loaded.network, loaded.tokenizer
     vocab = network.config.vocab_size
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab)
     compiler = xgrammar.GrammarCompiler(info)
     grammar = compiler.compile_json_schema(json.dumps(RECORD), max_whitespace_cnt=20)
     ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids], device=device)
+    end = tokenizer.eos_token_id or 0  # what xgrammar ends a text with
     config = GenerationConfig(
-        do_sample=False, max_new_tokens=asked.max_tokens, pad_token_id=0, eos_token_id=0
+        do_sample=False, max_new_tokens=asked.max_tokens, pad_token_id=end, eos_token_id=end
     )
 
     def theirs(*processors: Any) -> int:
@@ -325,7 +420,52 @@ def beside(asked: argparse.Namespace) -> None:
         }
         for name in contestants
     ]
-    keep("beside", {"key": f"{asked.model} on {machine()}", "model": asked.model, "rows": rows})
+    name = asked.name or asked.model
+    keep("beside", {"key": f"{name} on {machine()}", "model": name, "rows": rows})
+
+
+# Python.
+
+
+def python(asked: argparse.Namespace) -> None:
+    """Completions of functions under a grammar of Python and without one: how many end, and how
+    many parse; tokens per forward."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from python_grammar import PROMPTS, parses, python_grammar
+
+    lanes = asked.batch[-1]
+    model = forerun.load(asked.model, lanes=lanes, device=asked.device, dtype=asked.dtype)
+    prompts = [prompt for prompt in PROMPTS for _ in range(asked.samples)]
+    rows = []
+    for name, grammar in (("with", python_grammar(lines=4)), ("without", None)):
+        began = time.perf_counter()
+        results = model.generate(
+            PROMPTS,
+            method=asked.method,
+            grammar=grammar,
+            n=asked.samples,
+            temperature=asked.temperature,
+            max_tokens=asked.max_tokens,
+        )
+        spent = time.perf_counter() - began
+        texts = [prompt + result.text for prompt, result in zip(prompts, results)]
+        ended = [result.finish_reason == "stop" for result in results]
+        rows.append(
+            {
+                "grammar": name,
+                "completions": len(texts),
+                "ended": sum(ended),
+                "ended_parse": sum(map(parses, itertools.compress(texts, ended))),
+                "parse": sum(map(parses, texts)),
+                "lines_parse": sum(parses(text[: text.rindex("\n") + 1]) for text in texts),
+                "tokens_per_second": round(sum(r.stats.tokens for r in results) / spent),
+                **_per_forward(results),
+            }
+        )
+        print(texts[0], "---", sep="\n")
+    name = asked.name or asked.model
+    found = {"model": name, "method": asked.method, "temperature": asked.temperature}
+    keep("python", {"key": f"{name} on {machine()}", **found, "rows": rows})
 
 
 # The page.
@@ -338,12 +478,16 @@ def page(_: argparse.Namespace) -> None:
     for part, make in (
         ("validity", validity_table),
         ("overhead", overhead_table),
+        ("split", split_table),
+        ("masks", masks_table),
         ("beside", beside_table),
+        ("python", python_table),
     ):
         begin, end = f"<!-- {part}: bench/structured.py -->", f"<!-- end of {part} -->"
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n\n{make(kept.get(part, {}))}\n\n{end}{after}"
+        found = kept.get("overhead" if part == "split" else part, {})
+        text = f"{before}{begin}\n\n{make(found)}\n\n{end}{after}"
     PAGE.write_text(text)
 
 
@@ -400,13 +544,77 @@ def overhead_table(kept: dict[str, Any]) -> str:
     return f"{table([*head, 'tokens/forward', 'with a schema'], rows)}\n\n{_stamp(kept)}"
 
 
-def beside_table(kept: dict[str, Any]) -> str:
+SPLIT = (
+    "wall",
+    "waits",
+    "masks",
+    "starting rules",
+    "starting forwards",
+    "rest",
+    "device forward",
+    "device rules",
+)
+
+
+def split_table(kept: dict[str, Any]) -> str:
+    """Where a step's milliseconds go, of what was measured on a GPU."""
     rows = [
-        [one["name"], one["tokens"], one["ms_per_token"]]
+        [f"`{found['model']}`", one["batch"], name, *(split.get(part, "") for part in SPLIT)]
+        for found in kept.values()
+        for one in found["rows"]
+        for name, split in one.get("split", {}).items()
+        if "device forward" in split
+    ]
+    return table(["model", "batch", "what", *SPLIT], rows)
+
+
+def masks_table(kept: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{one['vocabulary']:,}",
+            one["batch"].split()[0],
+            one["batch"].split()[1],
+            one["median_us"],
+            one["mean_us"],
+            one["p90_us"],
+            one["most_us"],
+            f"{found['machine']}, {found['cores']} cores",
+        ]
         for found in kept.values()
         for one in found["rows"]
     ]
-    return f"{table(['contestant', 'tokens', 'ms per token'], rows)}\n\n{_stamp(kept)}"
+    head = ["vocabulary", "constraint", "batch", "median, µs", "mean", "p90", "most", "machine"]
+    return f"{table(head, rows)}\n\n{_stamp(kept)}"
+
+
+def beside_table(kept: dict[str, Any]) -> str:
+    rows = [
+        [f"`{found['model']}`, {found['machine']}", one["name"], one["tokens"], one["ms_per_token"]]
+        for found in kept.values()
+        for one in found["rows"]
+    ]
+    return f"{table(['model', 'contestant', 'tokens', 'ms per token'], rows)}\n\n{_stamp(kept)}"
+
+
+def python_table(kept: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"`{found['model']}`, `{found['method']}`",
+            one["grammar"],
+            one["completions"],
+            one["ended"],
+            one["ended_parse"],
+            one["parse"],
+            one["lines_parse"],
+            one["tokens_per_forward"],
+            f"{100 * one['forced']:.0f} %",
+        ]
+        for found in kept.values()
+        for one in found["rows"]
+    ]
+    head = ["model", "grammar", "completions", "ended", "of those parse", "parse in all"]
+    more = ["parse up to their last whole line", "tokens/forward", "forced"]
+    return f"{table([*head, *more], rows)}\n\n{_stamp(kept)}"
 
 
 def _stamp(kept: dict[str, Any]) -> str:
@@ -415,11 +623,20 @@ def _stamp(kept: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parts = {"validity": validity, "overhead": overhead, "beside": beside, "page": page}
+    parts = {
+        "validity": validity,
+        "overhead": overhead,
+        "masks": masks,
+        "beside": beside,
+        "python": python,
+        "page": page,
+    }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--model", default="zoo:ar")
     parser.add_argument("--method", default="ar", choices=METHODS)
+    parser.add_argument("--name", help="of the model, in the tables")
+    parser.add_argument("--samples", type=int, default=8, help="of a prompt, for `python`")
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--level", type=int, help="only one of the five")
     parser.add_argument("--openapi")

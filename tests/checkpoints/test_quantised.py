@@ -40,7 +40,7 @@ def read_matrices(folder):
 @torch.inference_mode()
 def test_a_quantised_checkpoint_is_what_its_numbers_say(kind, tmp_path):
     plain = quantised.make(kind, tmp_path)
-    network, layers = read_matrices(tmp_path)
+    _, layers = read_matrices(tmp_path)
     count = 0
     for name, module in plain.named_modules():
         if isinstance(module, torch.nn.Linear):

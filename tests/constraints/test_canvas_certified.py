@@ -13,6 +13,7 @@ from forerun.certify.enumeration import certify_case, method_law
 from forerun.constraints.canvas import OnCanvas, Walk
 from forerun.engine.engine import NoOutcome
 from forerun.families.block import Block
+from forerun.probability.logits import MaskedLogits
 from forerun.sequence.canvas import Canvas
 from tests import reference
 from tests.helpers import caught
@@ -327,7 +328,11 @@ def test_certification_notices_decisions_at_once_that_nobody_checked(monkeypatch
 
 def test_certification_notices_confidence_that_ignores_the_constraint(monkeypatch):
     """Then other blanks are decided first."""
-    monkeypatch.setattr("forerun.engine.engine.own_logits", lambda logits, chains: logits)
+
+    def without_masks(logits, chains, edited):
+        return MaskedLogits(logits)
+
+    monkeypatch.setattr("forerun.engine.engine.own_logits", without_masks)
     certificate = certify("stepwise", "masked", *HOLES[0], {"temperature": 2.0}, block=9)
     assert caught(certificate)
 

@@ -54,15 +54,15 @@ def test_a_mask_that_ignores_the_chain_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("method", ["lookup", "lookahead", "speculative"])
 def test_no_rollback_after_a_rejection_is_caught(monkeypatch, method):
-    original = MatcherLanguage._move_to
+    original = MatcherLanguage.move_to
 
     def move_to(self, state):
-        rollback = self._matcher.rollback
-        self._matcher.rollback = lambda count: None
+        rollback = self.matcher.rollback
+        self.matcher.rollback = lambda count: None
         original(self, state)
-        self._matcher.rollback = rollback
+        self.matcher.rollback = rollback
 
-    monkeypatch.setattr(MatcherLanguage, "_move_to", move_to)
+    monkeypatch.setattr(MatcherLanguage, "move_to", move_to)
     assert is_caught(method)
 
 

@@ -1,5 +1,5 @@
-"""A draft model that writes on by itself drafts what it would draft token by token. On a GPU that
-is one captured program; here it runs over the same fixed memory."""
+"""A model that writes on by itself writes what it would write token by token. On a GPU that is one
+captured program; here it runs over the same fixed memory."""
 
 import pytest
 import torch
@@ -36,11 +36,19 @@ def written(monkeypatch):
 
     def noted(self, asked, lanes, logits_BV):
         answer = run(self, asked, lanes, logits_BV)
-        runs.append((len(asked), asked[0].tokens))
+        if answer is not None:
+            runs.append((len(asked), asked[0].tokens))
         return answer
 
     monkeypatch.setattr(Continuations, "run", noted)
     return runs
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Plain text is written in programs from the first time on, eight tokens each."""
+    monkeypatch.setattr(continuation, "ASKED_BEFORE", 1)
+    monkeypatch.setattr(continuation, "MOST_TOKENS", 8)
 
 
 def steps(results):
@@ -101,6 +109,72 @@ def test_a_program_that_is_wrong_is_used_once_at_most(monkeypatch, written):
         "set_tokens",
         lambda self, tokens, steps: set_tokens(self, tokens, 0),
     )
-    with pytest.warns(UserWarning, match="drafts of this model are not captured"):
+    del written[:]
+    with pytest.warns(UserWarning, match="tokens written on of this model are not captured"):
         assert m.generate([5, 6, 7], **how).token_ids == right  # a wrong draft is only slower
     assert len(written) == 1
+
+
+def test_a_program_that_is_wrong_never_writes_a_text(monkeypatch, written, eager):
+    right = pair(False)[0].generate([5, 6, 7], method="ar", max_tokens=9, ignore_eos=True)
+    m, _ = pair(True)
+    set_tokens = continuation.StaticBatch.set_tokens
+    monkeypatch.setattr(
+        continuation.StaticBatch,
+        "set_tokens",
+        lambda self, tokens, steps: set_tokens(self, tokens, 0),
+    )
+    with pytest.warns(UserWarning, match="not captured"):
+        found = m.generate([5, 6, 7], method="ar", max_tokens=9, ignore_eos=True)
+    assert found.token_ids == right.token_ids and not written
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9, "seed": 3},
+        {"temperature": 1.0, "seed": 4, "stop_token_ids": list(range(20, 60))},
+        {"temperature": 0.9, "seed": 6, "frequency_penalty": 0.5},
+        {"temperature": 0.9, "seed": 7, "logprobs": 2},
+    ],
+    ids=["greedy", "sampled", "ends early", "penalised", "with logprobs"],
+)
+def test_plain_text_written_at_once_is_that_written_token_by_token(sampling, written, eager):
+    outputs = []
+    for graphs in (False, True):
+        m, _ = pair(graphs)
+        how = {"method": "ar", "max_tokens": 21, **sampling}
+        results = m.generate(PROMPTS, **how)
+        outputs.append([(r.token_ids, r.finish_reason, r.stats.forwards) for r in results])
+    assert outputs[0] == outputs[1]
+    plain = {"frequency_penalty", "logprobs"} & sampling.keys()  # need the host
+    assert [tokens for _, tokens in written] == ([] if plain else [8] * len(written))
+    assert bool(written) != bool(plain)
+
+
+def test_who_asks_for_one_forward_is_not_kept_waiting(written, eager):
+    m, _ = pair(True)
+    stepped(m)
+    how = {"ignore_eos": True}
+    lookup = {"method": "lookup", "max_tokens": 5}
+    asked = [([5, 6, 7], {"method": "ar", "max_tokens": 30}), ([9], lookup)]
+    jobs = [m.submit(prompt, **how, **options) for prompt, options in asked]
+    m.engine.run()
+    assert written and max(count for count, _ in written) == 1  # once the other has ended
+    alone = [m.generate(prompt, **how, **options).token_ids for prompt, options in asked]
+    assert [job.results()[0].token_ids for job in jobs] == alone
+
+
+def test_a_size_is_met_before_it_is_captured(written):
+    m, _ = pair(True)
+    m.generate([5, 6, 7], method="ar", max_tokens=3, ignore_eos=True)
+    assert not written
+
+
+def test_large_models_write_token_by_token(monkeypatch):
+    m, _ = pair(True)
+    monkeypatch.setattr(m.host.backbone, "cost", 7e9)
+    assert m.host.at_once == 1
+    monkeypatch.setattr(m.host.backbone, "cost", 1e8)
+    assert m.host.at_once == continuation.MOST_TOKENS

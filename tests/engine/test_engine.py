@@ -471,10 +471,10 @@ def test_long_runs_of_rows_are_cut_into_tiles():
 
 def test_every_share_of_a_long_text_has_a_program_if_there_are_few_tiles():
     slots = {100: 1, 256: 1, 257: 2, 600: 3, 1000: 4, 1100: 6, 1600: 8, 2048: 8, 2100: 12}
-    for held, splits in slots.items():
-        assert tiles_of(1, held=held - 1).splits == splits
+    for held, programs in slots.items():
+        assert tiles_of(1, held=held - 1).splits == 4 * programs
     assert tiles_of(1, held=999, programs=4).splits == 1
-    assert tiles_of(1, held=999, programs=5).splits == 4
+    assert tiles_of(1, held=999, programs=5).splits == 16
 
 
 def test_tiles_of_plain_text_are_those_of_any_rows():

@@ -7,8 +7,9 @@ import torch
 
 import forerun
 from forerun.engine.cache import Memo
+from forerun.engine.costs import ROWS, StepCosts
 from forerun.engine.engine import Engine
-from forerun.engine.pace import LEAST, Pace
+from forerun.engine.pace import Pace
 from forerun.engine.pages import PagePool, PageShape, PageTable
 from forerun.engine.turns import FEW, beginning, last_closed
 from forerun.errors import BadOption, NoRoom
@@ -225,18 +226,55 @@ def test_lanes_share_memory():
         forerun.load("tiny:llama", memory=-1)
 
 
-def test_the_rows_of_a_chunk_follow_from_what_steps_take():
-    cpu = torch.device("cpu")
-    for seconds_per_row, settled in ((1 / 20, 16), (1 / 300, 256), (2.0, LEAST)):
-        pace = Pace(cpu)
-        taken = []
-        for step in range(200):
-            seconds = 1 + pace.rows * seconds_per_row if step > 3 else 1.0
-            pace.stepped(seconds, read_prompts=step > 3)
-            taken.append(seconds)
-        assert pace.rows == settled
-        assert settled == LEAST or max(taken) <= 2, "it never tries what would be too long"
-    pace = Pace(cpu, 7)
-    for seconds in (1.0, 9.0, 9.0, 9.0, 9.0):
-        pace.stepped(seconds, read_prompts=seconds > 1)
-    assert pace.rows == 7, "whoever named a number gets it"
+CURVES = {  # seconds of a forward by the rows that are written and read, and by where it reads
+    "a row costs a row": lambda writing, reading, place: 1 + writing + reading,
+    "most of it is the weights": lambda writing, reading, place: 10 + (writing + reading) / 60,
+    "flat, then steep": lambda writing, reading, place: 5 + max(0, writing + reading - 64) / 16,
+    "flat, then steeper": lambda writing, reading, place: 5 + max(0, writing + reading - 64) / 9,
+    "long texts cost": lambda writing, reading, place: 10 + reading * (0.02 + place / 1e5),
+}
+
+
+KINKED = [curve for name, curve in CURVES.items() if name.startswith("flat")]
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=list(CURVES))
+@pytest.mark.parametrize("writing", [3, 31])
+@pytest.mark.parametrize("measured", [True, False])
+def test_no_step_takes_twice_the_usual_time_beside_a_long_prompt(curve, writing, measured):
+    costs = StepCosts()
+    if measured or curve in KINKED:  # what lies behind a kink only a measured curve can know
+        costs.curve = {rows: curve(rows, 0, 0) for rows in ROWS}
+    pace = Pace(costs)
+    usual = curve(writing, 0, 0)
+    for _ in range(5):
+        pace.stepped(usual, writing, 0)
+    place = steps = 0
+    longest = 0.0
+    while place < 8192:
+        reading = pace.budget(writing)
+        seconds = curve(writing, reading, place)
+        pace.stepped(seconds, writing, reading)
+        longest = max(longest, seconds)
+        place += reading
+        steps += 1
+    assert longest <= 2 * usual
+    # and the prompt takes no more steps than it must, give or take a power of two and the beginning
+    fits = next(n for n in range(4096, 0, -1) if curve(writing, n, 8192) <= 2 * usual)
+    assert steps <= 4 * 8192 / fits + 12
+
+
+def test_the_rows_of_a_chunk_are_known_though_prompts_never_end():
+    """Where every step reads something, no usual one is seen: then as much is read as is
+    written."""
+    pace = Pace(StepCosts())
+    for _ in range(9):
+        pace.stepped(5.0, 64, 32)
+    assert pace.budget(64) == 32
+    pace.stepped(1.0, 16, 0)  # a step of fewer rows is a bound
+    pace.stepped(5.0, 64, 32)
+    assert pace.budget(64) == 4
+    pace = Pace(StepCosts(), 7)
+    for reading in (0, 7, 7, 7):
+        pace.stepped(1.0 + 9 * reading, 3, reading)
+    assert pace.budget(3) == 7, "whoever named a number gets it"

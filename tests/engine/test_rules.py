@@ -1,14 +1,17 @@
 """Rules as programs over fixed memory do what their plain code does. On a GPU such a program is
 captured; here it runs as it is."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from forerun.engine import engine as engine_file
-from forerun.engine.rules import RuleProgram, Rules, note
+from forerun.engine.rules import RuleBatch, RuleProgram, Rules, note
 from forerun.errors import NotAble
 from forerun.methods import autoregressive
 from forerun.options import Sampling
+from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws
 from tests.helpers import fresh, stepped
@@ -132,3 +135,26 @@ def test_rules_that_came_and_went_are_not_kept():
     for number in range(3000):
         note(seen, number)
     assert 2999 in seen and len(seen) <= 1024
+
+
+def test_what_is_certain_is_not_drawn(monkeypatch):
+    """At temperature 0 plain decoding takes the likeliest token, as the rule would, ties and rows
+    without any possible token included."""
+    logits_RV = torch.randn(6, 50)
+    logits_RV[1, [7, 30]] = 9.0
+    logits_RV[2] = -torch.inf
+    logits_RV[3, 4] = torch.nan
+    cold = Sampling(temperature=0.0)
+    canvas = SimpleNamespace(noise_key=1, draws=0)
+
+    def draws():
+        laws = [PendingLaws.of(logits_RV, row, 1, cold)[0] for row in (0, 1, 2, 3, 5)]
+        return [SimpleNamespace(rule=sample_token, arguments=(p_V,), seq=canvas) for p_V in laws]
+
+    found = Rules().apply(draws()).outcomes()
+    with monkeypatch.context() as patched:
+        patched.setattr(RuleBatch, "without_chance", lambda batch: None)
+        assert Rules().apply(draws()).outcomes() == found
+    assert [outcome is None for outcome in found] == [False, False, True, True, False]
+    monkeypatch.setattr(RuleBatch, "made", None)  # no law was needed
+    assert Rules().apply(draws()).outcomes() == found

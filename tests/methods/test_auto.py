@@ -45,15 +45,15 @@ def test_it_is_exact_where_rows_are_free_and_where_they_cost():
 def test_a_length_that_hangs_on_the_draft_is_caught(monkeypatch):
     """Whoever looks at a drawn draft and then decides how much of it to have judged changes the
     law."""
-    original = auto_file.Chooser.draft
+    original = auto_file.draft_by
 
-    async def peeks(self, source, k):
-        draft = await original(self, source, k)
+    async def peeks(source, k, sources):
+        draft = await original(source, k, sources)
         count = next((i for i, token in enumerate(draft.tokens) if token == 1), len(draft))
         q = None if draft.q is None or not count else draft.q[:count]
         return Draft(draft.positions[:count], draft.tokens[:count], q)
 
-    monkeypatch.setattr(auto_file.Chooser, "draft", peeks)
+    monkeypatch.setattr(auto_file, "draft_by", peeks)
     assert caught(certificate(FREE, max_tokens=3))
     # A copy of the text is known beforehand: there is nothing to peek at.
     assert certificate(FREE, max_tokens=3, draft=None).holds
@@ -108,6 +108,17 @@ def test_a_draft_model_is_used_while_it_is_right():
         assert result.token_ids == m.generate([1, 2], method="ar", max_tokens=40).token_ids
         shares.append(result.stats.choices.get("draft", 0) / result.stats.forwards)
     assert shares[0] > 0.9 and shares[1] < 0.5
+
+
+def test_what_was_seen_of_a_draft_model_is_known_to_the_next_request():
+    m = table_model(TableBackbone(vocab=8, seed=1, sharpness=6.0))
+    m.host.costs = FixedCosts({1: 1.0, 2: 1.1, 8: 1.7}, draft_forward=0.3)
+    bad = table_model(TableBackbone(vocab=8, seed=3, sharpness=6.0, cost=0.1))
+    tries = []
+    for prompt in range(6):
+        result = m.generate([prompt, 2], draft=bad, max_tokens=24)
+        tries.append(result.stats.choices.get("draft", 0))
+    assert tries[0] > 0 and sum(tries[3:]) <= 2
 
 
 def test_a_drafter_that_fails_is_dropped_and_said_so():
@@ -183,4 +194,4 @@ def test_all_begin_to_draft_where_one_alone_would_not_pay():
     results = m.generate([[1, 2, 3] * 9] * 8, max_tokens=36, logit_bias={1: 30.0})
     shares = [1 - r.stats.choices.get("none", 0) / r.stats.forwards for r in results]
     assert min(shares) > 0.3
-    assert m.host.shared_state["auto company"].sequences == 0
+    assert m.host.company.sequences == 0

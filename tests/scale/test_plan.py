@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from forerun.errors import BadOption
+from forerun.profile.forward import Ceilings
 from forerun.profile.shapes import random_model
-from forerun.scale.measure import Trial, measure
+from forerun.scale.measure import Asked, Bench, Closed, Timed, Trial, check_of, cost_from, measure
 from forerun.scale.plan import Load, Measured, MethodCost, plan, read_load, request_seconds
 from tests.helpers import run
 
@@ -23,8 +24,8 @@ MACHINE = Measured(
     weight_bytes=10**9,
     memory_bytes=2 * 10**9,
     methods=[
-        MethodCost("ar", 1.0, 1.0, 0.0, 0.0, "a text"),
-        MethodCost("lookup", 4.0, 2.0, 1e-3, 1e-5, "a text"),
+        MethodCost("ar", {1: 1.0}, 1.0, {1: 0.0}, "a text"),
+        MethodCost("lookup", {1: 4.0}, 2.0, {1: 1.01e-3, 32: 1.32e-3}, "a text"),
     ],
 )
 
@@ -74,14 +75,60 @@ def test_words_that_mean_no_load_are_refused(tmp_path):
         assert said in str(run("plan", *words).exception)
 
 
-def test_a_shape_is_measured_and_foretold(tmp_path):
+def test_a_captured_forward_takes_what_the_next_larger_capture_takes():
+    captures = replace(MACHINE, captured=(1, 64, 128, 256))
+    assert MACHINE.forward(70, 0) == pytest.approx(1.06e-3)
+    assert captures.forward(70, 0) == captures.forward(128, 0) == MACHINE.forward(128, 0)
+    assert captures.forward(500, 0) == MACHINE.forward(500, 0) == pytest.approx(5.36e-3)
+
+
+def test_what_is_outside_a_forward_need_not_grow_on_a_line():
+    """As measured on an H200: lookup's host takes 0.5, 1.6 and 3.8 ms with 1, 8 and 32."""
+    host = {1: 0.5e-3, 8: 1.6e-3, 32: 3.8e-3}
+    asked = Asked(10, 40)
+
+    def closed(in_flight, outside, asked):
+        step = MACHINE.forward(in_flight, in_flight * (asked.prompt + asked.tokens / 2)) + outside
+        prompts = in_flight * asked.prompt * MACHINE.per_row
+        return Closed("lookup", in_flight, asked, asked.tokens / 2 * step + prompts, 1.0, 2.0)
+
+    runs = [closed(in_flight, outside, asked) for in_flight, outside in host.items()]
+    cost = cost_from(MACHINE, runs, "a text")
+    assert cost.outside == pytest.approx(host) and set(cost.rows.values()) == {1.0}
+    whole = replace(MACHINE, methods=[cost])
+    other = closed(20, 2.7e-3, Asked(30, 100))
+    assert check_of(whole, other).error == pytest.approx(0, abs=1e-9)
+    assert cost.outside_at(56) == pytest.approx(6e-3), "beyond: as from 8 to 32"
+
+
+def test_a_run_in_which_something_is_captured_is_not_taken(monkeypatch):
+    """On a GPU a size that is met for the first time is captured, in a second or two."""
+    seconds = iter([9.0, 4.0, 2.02, 2.0, 7.0])
+    monkeypatch.setattr(Bench, "_run", lambda *_: Timed(next(seconds), 3.0, 1.5))
+    monkeypatch.setattr(Bench, "prompts", lambda *_: [])
+    found = Bench(None).closed_loop("lookup", {}, 4, Asked(8, 8), waves=2)
+    assert found.seconds == pytest.approx(1.005) and next(seconds) == 7.0
+    assert (found.rows, found.tokens_per_forward) == (3.0, 1.5)
+    assert found.per_second == pytest.approx(4 / 1.005)
+
+
+def test_prompts_of_a_text_are_pieces_of_it():
+    bench = Bench(None, range(100), "a text")
+    prompts = bench.prompts(5, 10)
+    assert prompts[0] == list(range(10)) and prompts[-1] == list(range(90, 100))
+    assert len({tuple(prompt) for prompt in prompts}) == 5
+
+
+def test_a_shape_is_measured_and_foretold(tmp_path, monkeypatch):
     """How well it foretells is measured on a quiet machine: docs/scale.md."""
+    monkeypatch.setattr("forerun.scale.measure.MOST_RUNS", 2)
+    monkeypatch.setattr("forerun.profile.forward.ceilings", lambda _: Ceilings(1e10, 1e11))
     model = random_model("zoo", torch.device("cpu"), torch.float32, 4, 800)
-    trial = Trial(calibrated=(1, 4), checked=(2,), prompt=8, tokens=8, waves=2, rows=(1, 4, 16))
-    measured, checks = measure(model, "zoo", {"ar": {}, "lookup": {}}, trial)
+    trial = Trial((1, 4), (2,), Asked(8, 8), Asked(12, 8), waves=1, rows=(1, 4, 16))
+    measured, checks = measure(Bench(model), "zoo", {"ar": {}, "lookup": {}}, trial)
     assert [(check.method, check.in_flight) for check in checks] == [("ar", 2), ("lookup", 2)]
     ar = measured.method("ar")
-    assert ar.rows == 1 and ar.tokens_per_forward == pytest.approx(1.0)
+    assert set(ar.rows.values()) == {1.0} and ar.tokens_per_forward == pytest.approx(1.0)
     assert all(check.measured > 0 for check in checks)
     file = tmp_path / "zoo.json"
     file.write_text(json.dumps({**measured.as_dict(), "checks": []}))

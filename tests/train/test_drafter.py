@@ -14,6 +14,7 @@ from forerun.train import head_loss as head_loss_file
 from forerun.train.drafter import DrafterRecipe, end_tokens, read_recipe, train_drafter, walk
 from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
+from forerun.train.networks import move
 from forerun.train.own_text import GREEDY, TextOptions, make_scripts, write_own_text
 
 TEMPLATE = (
@@ -75,7 +76,7 @@ def test_texts_are_questions_answers_and_code(network):
 
 
 def test_a_loss_in_parts_has_the_gradients_of_cross_entropy(monkeypatch):
-    monkeypatch.setattr(head_loss_file, "ROWS", 3)
+    monkeypatch.setattr(head_loss_file, "LOGITS", 33)
     torch.manual_seed(0)
     x, head, rows, matrix = (
         torch.randn(*shape, requires_grad=True) for shape in ((8, 5), (5, 11), (8, 2), (11, 2))
@@ -90,6 +91,14 @@ def test_a_loss_in_parts_has_the_gradients_of_cross_entropy(monkeypatch):
         torch.autograd.grad(2 * ours, trained), torch.autograd.grad(2 * theirs, trained)
     ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_in_half_precision_leave_rotary_frequencies_alone():
+    network = tiny.build("llama", 0, torch.float32)
+    before = network.model.rotary_emb.inv_freq.clone()
+    move(network, torch.device("cpu"), torch.bfloat16)
+    assert network.dtype == torch.bfloat16
+    assert torch.equal(network.model.rotary_emb.inv_freq, before)
 
 
 def test_a_walk_counts_forwards():

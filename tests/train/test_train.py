@@ -135,7 +135,6 @@ def _environment():
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "src")]),
         "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
     }
 
 

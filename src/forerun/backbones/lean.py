@@ -10,8 +10,8 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, I inner s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.cpu_forward import (
+    CpuForward,
+    CpuLayer,
+    CpuShape,
+    PairRotation,
+    Rotation,
+)
 from forerun.backbones.measure import layout_for, product_for, this_machine
-from forerun.backbones.products import HEAD, Matrix, Packed, joined, times
+from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.cache import Slots
+from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
+from forerun.engine.pages import PageShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,16 +129,19 @@ class LeanBackbone(SlottedBackbone):
         # as asked for, or as the checkpoint is
         self.quantize = quantize or (codes[0].bits if codes else None)
         packs = packs_on(self.device)
-        if self.quantize is not None and not packs:
+        self._packed = self.quantize is not None and packs
+        by_products = self.quantize is not None and not packs
+        if by_products:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
         take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype)
         self.head: Matrix = take_head.matrix([_rows(_weight(head), vocab)])
         take = _Taker(quantize, packs, self.dtype)
-        self.stack = [_take_layer(layer, take) for layer in base.layers]
+        # No kernel looks into a model quantised for a CPU: its heads may lie as its forward likes.
+        paired = self.head_dim if by_products else None
+        self.stack = [_take_layer(layer, take, paired) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
-        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
         cos, sin = (
             part.to(self.dtype) for part in rotations(base.rotary_emb, context, self.device)
@@ -140,6 +151,21 @@ class LeanBackbone(SlottedBackbone):
         # cat in every layer.
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+        self._turns_CD: Tensor | None = None
+        if by_products:
+            self._turns_CD = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
+        shape = SlotShape(
+            layers=self.layers,
+            lanes=lanes,
+            context=context,
+            key_heads=self.key_heads,
+            head_dim=self.head_dim,
+            pages=pages,
+            joined=self.quantize is not None and not self._packed,
+        )
+        return Slots(shape, self.dtype, self.device)
 
     @property
     def weight_bytes(self) -> int:
@@ -154,7 +180,38 @@ class LeanBackbone(SlottedBackbone):
             return self._forward_by_kernels(batch, batch.tiles, slots)
         if self._threads is None:
             return self._forward_plain(batch, slots)
-        return self._threads.run(len(batch.slots), partial(self._forward_plain, batch, slots))
+        plain = self.dtype.itemsize < 4 or self._packed
+        run = self._forward_plain if plain else self._forward_on_cpu
+        return self._threads.run(len(batch.slots), partial(run, batch, slots))
+
+    def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
+        x_TE = F.embedding(batch.tokens_T, self.embed)
+        turns: Rotation | PairRotation
+        if self._turns_CD is not None:
+            turns = PairRotation(self._turns_CD[batch.positions_T][:, None])
+        else:
+            cos_T1D = self.cos_CD[batch.positions_T][:, None]
+            turns = Rotation(cos_T1D, self.sin_CD[batch.positions_T][:, None])
+        return self._on_cpu(x_TE, turns, batch, slots)
+
+    @cached_property
+    def _on_cpu(self) -> CpuForward:
+        """The same weights as a CPU's forward takes them."""
+        layers = [
+            CpuLayer(
+                norm_attn=_times_length(layer.norm_attn),
+                qkv=_as_product(layer.qkv, layer.qkv_bias),
+                q_norm=None if layer.q_norm is None else _times_length(layer.q_norm),
+                k_norm=None if layer.k_norm is None else _times_length(layer.k_norm),
+                out=_as_product(layer.out, layer.out_bias),
+                norm_mlp=_times_length(layer.norm_mlp),
+                gate_up=_as_product(layer.gate_up, layer.gate_up_bias),
+                down=_as_product(layer.down, layer.down_bias),
+            )
+            for layer in self.stack
+        ]
+        shape = CpuShape(self.heads, self.key_heads, self.head_dim, self.eps, self.slots_at_once)
+        return CpuForward(layers, _times_length(self.norm), _as_product(self.head, None), shape)
 
     def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         x_TE = F.embedding(batch.tokens_T, self.embed)
@@ -223,19 +280,17 @@ class LeanBackbone(SlottedBackbone):
         return times(attend(q, k, v, call), layer.out, layer.out_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        if x.is_cuda or x.dtype.itemsize < 4:
-            return F.rms_norm(x, weight.shape, weight, self.eps)
-        # On a CPU the library's norm is seven small operations; these are four:
-        # x / sqrt(mean(x^2) + eps) = x sqrt(n) / hypot(|x|, sqrt(n eps)).
-        least, scaled = self._norms.get(id(weight)) or self._prepare_norm(weight)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(length, least)).mul_(scaled)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
-    def _prepare_norm(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        size = weight.shape[-1]
-        prepared = (weight.new_tensor((size * self.eps) ** 0.5), weight * size**0.5)
-        self._norms[id(weight)] = prepared  # weights live as long as the backbone
-        return prepared
+
+def _times_length(norm: Tensor) -> Tensor:
+    """The weights of a norm that divides by a length instead of a root mean square."""
+    return norm * norm.shape[-1] ** 0.5
+
+
+def _as_product(matrix: Matrix, bias: Tensor | None) -> Product:
+    assert not isinstance(matrix, Packed), "packed matrices are for a GPU"
+    return FloatProduct(matrix, bias) if isinstance(matrix, Tensor) else matrix
 
 
 def packs_on(device: torch.device) -> bool:
@@ -303,7 +358,9 @@ def _gates(layer: Any) -> list[nn.Linear]:
     return [layer.mlp.gate_proj, layer.mlp.up_proj]
 
 
-def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
+def _take_layer(layer: nn.Module, take: _Taker, paired: int | None = None) -> Layer:
+    """The weights of a layer. `paired` interleaves the two halves of query and key heads of so
+    many numbers, so that what is turned together lies together."""
     attn: Any = layer.self_attn
     mlp: Any = layer.mlp
     norm_attn: Any = layer.input_layernorm
@@ -316,27 +373,17 @@ def _take_layer(layer: nn.Module, take: _Taker) -> Layer:
         "down": [mlp.down_proj],
     }
     for name, linears in parts.items():
-        bias = _joined_bias(linears)
-        matrices[name] = take.matrix([_weight(linear) for linear in linears], bias)
+        order = [paired if name == "qkv" and index < 2 else None for index in range(len(linears))]
+        bias = _joined_bias(linears, order)
+        weights = [_paired(_weight(linear), o) for linear, o in zip(linears, order)]
+        matrices[name] = take.matrix(weights, bias)
         matrices[f"{name}_bias"] = bias
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),
-        q_norm=attn.q_norm.weight.detach() if hasattr(attn, "q_norm") else None,
-        k_norm=attn.k_norm.weight.detach() if hasattr(attn, "k_norm") else None,
+        q_norm=_turned(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
+        k_norm=_turned(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
         **matrices,
-    )
-
-
-def _rows(weight: Tensor | Quantised, count: int) -> Tensor | Quantised:
-    if isinstance(weight, Tensor):
-        return weight[:count]
-    zeros = None if weight.zeros_OG is None else weight.zeros_OG[:count]
-    return replace(
-        weight,
-        codes_OI=weight.codes_OI[:count],
-        scales_OG=weight.scales_OG[:count],
-        zeros_OG=zeros,
     )
 
 
@@ -345,7 +392,33 @@ def _weight(linear: nn.Module) -> Tensor | Quantised:
     return weight if isinstance(weight, Quantised) else weight.detach()
 
 
-def _joined_bias(parts: list[nn.Linear]) -> Tensor | None:
+def _rows(weight: Tensor | Quantised, count: int) -> Tensor | Quantised:
+    if isinstance(weight, Tensor):
+        return weight[:count]
+    return weight.by_outputs(lambda rows: rows[:count])
+
+
+def _paired(weight: Tensor | Quantised, size: int | None) -> Tensor | Quantised:
+    """Interleave the two halves of every head, if heads of a size are named."""
+    if size is None:
+        return weight
+    if isinstance(weight, Quantised):
+        return weight.by_outputs(partial(_interleaved, size=size))
+    return _interleaved(weight, size)
+
+
+def _turned(weight: Tensor, size: int | None) -> Tensor:
+    return weight if size is None else _interleaved(weight, size)
+
+
+def _interleaved(rows: Tensor, size: int) -> Tensor:
+    return rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _joined_bias(parts: list[nn.Linear], order: list[int | None]) -> Tensor | None:
     if parts[0].bias is None:
         return None
-    return torch.cat([p.bias.detach() for p in parts])
+    biases = [part.bias.detach() for part in parts]
+    return torch.cat(
+        [bias if o is None else _interleaved(bias, o) for bias, o in zip(biases, order)]
+    )

@@ -16,7 +16,7 @@ T rows, I inputs, O outputs, G groups of inputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -29,17 +29,89 @@ CHECKED_ROWS = (1, 2, 3, 8, 16, 32)
 NIBBLE = (-8, 7)
 TWO_NIBBLES = (-119, 119)  # what 16 * [-7, 7] + [-8, 7] reaches on both sides
 BYTE = (-127, 127)
-WEIGHTS_AT_ONCE = 1 << 22
+WEIGHTS_AT_ONCE = 1 << 20  # that are quantised: what is made in between is small
 SUM_SCALE = 0.125  # so that the sum of a group is about as large as its largest input
+ROUNDED = 1e-3  # the square of an input's rounding to 8 bits, over that of the input, roughly
 ON_A_GRID = 0.5  # of the error without offsets: weights that were not quantised before have more
+
+
+class Layout(NamedTuple):
+    """What a product wants to see of a row: its inputs, some times over, and sums of groups, for
+    the two nibbles of their offsets."""
+
+    inputs: int
+    copies: int = 1
+    groups: int = 0
+
+
+class Inputs:
+    """Memory for the rows that a product takes. Who makes them writes to `x_TI`; what else the
+    product wants lies behind, so that nothing is joined. It serves all products of a layout."""
+
+    def __init__(self, rows: int, layout: Layout, dtype: torch.dtype = torch.float32):
+        inputs, copies, groups = layout
+        end = inputs * copies
+        width = end + 2 * (groups + -groups % GROUP)
+        empty = torch.zeros if groups else torch.empty
+        self.all_TN = empty(rows, width, dtype=dtype)
+        self.x_TI = self.all_TN[:, :inputs] if width > inputs else self.all_TN
+        self._again_TI = self.all_TN[:, inputs:end] if copies == 2 else None
+        self._sums_T2G: Tensor | None = None
+        if groups:
+            self._sums_T2G = self.all_TN[:, end:].unflatten(1, (2, -1))[..., :groups]
+            groups_TGI = self.x_TI.unflatten(1, (groups, GROUP))
+            self._groups_T2GI = groups_TGI[:, None].expand(-1, 2, -1, -1)
+            self._sum_scale = torch.tensor(SUM_SCALE)  # a number would be made a tensor every time
+
+    def finished(self) -> Tensor:
+        """All that a product takes, once the inputs are there."""
+        if self._again_TI is not None:
+            self._again_TI.copy_(self.x_TI)
+        if self._sums_T2G is not None:
+            torch.sum(self._groups_T2GI, -1, out=self._sums_T2G)
+            self._sums_T2G.mul_(self._sum_scale)
+        return self.all_TN
 
 
 class Product(Protocol):
     """A matrix that multiplies rows, and adds its bias if it has one."""
 
     bytes: int
+    layout: Layout
+
+    def multiply(self, all_TN: Tensor) -> Tensor:
+        """The product of finished inputs."""
 
     def __call__(self, x_TI: Tensor) -> Tensor: ...
+
+
+class _OfInputs:
+    """A product that is asked with rows alone."""
+
+    layout: Layout
+
+    def multiply(self, all_TN: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        inputs = Inputs(len(x_TI), self.layout, x_TI.dtype)
+        inputs.x_TI.copy_(x_TI)
+        return self.multiply(inputs.finished())
+
+
+class FloatProduct(_OfInputs):
+    """A plain matrix [in, out]."""
+
+    def __init__(self, weight_IO: Tensor, bias: Tensor | None):
+        self._weight_IO = weight_IO
+        self._bias = bias
+        self.layout = Layout(len(weight_IO))
+        self.bytes = weight_IO.nbytes
+
+    def multiply(self, all_TN: Tensor) -> Tensor:
+        if self._bias is None:
+            return torch.mm(all_TN, self._weight_IO)
+        return torch.addmm(self._bias, all_TN, self._weight_IO)
 
 
 class Packed(ABC):
@@ -80,23 +152,31 @@ def quantised(weight_OI: Tensor, span: tuple[int, int], group: int, *, half: boo
     """
     rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
     parts = [_quantised_rows(part, span, group, half) for part in weight_OI.split(rows)]
+    return _below(parts)
+
+
+def _below(parts: Iterable[Codes]) -> Codes:
+    """Matrices of more outputs."""
     return Codes(*(torch.cat(found) for found in zip(*parts)))
 
 
 def _quantised_rows(weight_OI: Tensor, span: tuple[int, int], group: int, half: bool) -> Codes:
     low, high = span
     w_OGI = weight_OI.float().unflatten(1, (-1, group))
-    largest = w_OGI.abs().amax(-1, keepdim=True)
-    signed = w_OGI.gather(-1, w_OGI.abs().argmax(-1, keepdim=True))
+    lowest, highest = w_OGI.aminmax(dim=-1, keepdim=True)
+    largest = torch.maximum(highest, -lowest)
     candidates = [largest / high]
     if high < 16:  # where numbers are few, what is cut off and what is rounded must balance
+        signed = torch.where(highest > -lowest, highest, lowest)
         candidates += [signed / low, largest / (high + 0.75), largest / (high + 1.5)]
     best: tuple[Tensor, Tensor, Tensor] | None = None
     for scale in candidates:
         scale = torch.where(scale == 0, 1.0, scale)
         if half:
             scale = scale.bfloat16().float()
-        codes = (w_OGI / scale).round_().clamp_(low, high)
+        codes = (w_OGI * scale.reciprocal()).round_().clamp_(low, high)
+        if len(candidates) == 1:
+            return Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
         error = (codes * scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
         if best is None:
             best = (codes, scale, error)
@@ -117,7 +197,9 @@ class Offsets(NamedTuple):
 
     codes: Codes
     offsets_OG: Tensor
+    plain: Codes  # the nearest without offsets
     error: float  # of all its values, squared
+    plain_error: float
 
     def widened(self) -> Tensor:
         return self.codes.widened() + self.offsets_OG.repeat_interleave(GROUP, 1)
@@ -125,12 +207,17 @@ class Offsets(NamedTuple):
 
 def quantised_with_offsets(weight_OI: Tensor) -> Offsets:
     """The nearest of 16 values from the lowest to the highest of each group: files of the kinds
-    Q4_0, Q4_1 and Q4_K have such weights, and keep them."""
+    Q4_0, Q4_1 and Q4_K have such weights, and keep them. A group in which that would be worth less
+    than it costs has the offset 0."""
     rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
     parts = [_offset_rows(part) for part in weight_OI.split(rows)]
-    codes = Codes(*(torch.cat(found) for found in zip(*(part.codes for part in parts))))
-    offsets_OG = torch.cat([part.offsets_OG for part in parts])
-    return Offsets(codes, offsets_OG, sum(part.error for part in parts))
+    return Offsets(
+        codes=_below(part.codes for part in parts),
+        offsets_OG=torch.cat([part.offsets_OG for part in parts]),
+        plain=_below(part.plain for part in parts),
+        error=sum(part.error for part in parts),
+        plain_error=sum(part.plain_error for part in parts),
+    )
 
 
 def _offset_rows(weight_OI: Tensor) -> Offsets:
@@ -138,14 +225,60 @@ def _offset_rows(weight_OI: Tensor) -> Offsets:
     low, high = w_OGI.aminmax(dim=-1, keepdim=True)
     scale = ((high - low) / 15).bfloat16().float()
     scale = torch.where(scale == 0, 1.0, scale)
-    codes = ((w_OGI - low) / scale).round_().clamp_(0, 15).sub_(8)
-    offset = low + 8 * scale
-    error = (codes * scale).add_(offset).sub_(w_OGI).square_().sum()
-    found = Codes(codes.flatten(1).to(torch.int8), scale.squeeze(-1))
-    return Offsets(found, offset.squeeze(-1), float(error))
+    own = ((w_OGI - low) * scale.reciprocal()).round_().clamp_(0, 15).sub_(8)
+    plain = _quantised_rows(weight_OI, NIBBLE, GROUP, half=True)
+    codes = plain.codes_OI.unflatten(1, (-1, GROUP)).float()
+    found = _Groups(own, scale, low + 8 * scale), _Groups(codes, plain.scales_OG[..., None])
+    errors = [groups.error(w_OGI) for groups in found]
+    costs = [error + ROUNDED * groups.noise() for groups, error in zip(found, errors)]
+    taken = costs[0] < costs[1]
+    pairs = zip(*(groups.with_offset() for groups in found))
+    chosen, scale, offset = (torch.where(taken, one, other) for one, other in pairs)
+    return Offsets(
+        codes=Codes(chosen.flatten(1).to(torch.int8), scale.squeeze(-1)),
+        offsets_OG=offset.squeeze(-1),
+        plain=plain,
+        error=float(torch.where(taken, errors[0], errors[1]).sum()),
+        plain_error=float(errors[1].sum()),
+    )
 
 
-class Int4Product:
+class _Groups(NamedTuple):
+    """One way to write weights as groups."""
+
+    codes_OGI: Tensor
+    scale_OG1: Tensor
+    offset_OG1: Tensor | None = None
+
+    def with_offset(self) -> tuple[Tensor, Tensor, Tensor]:
+        offset = self.offset_OG1
+        return *self[:2], torch.zeros_like(self.scale_OG1) if offset is None else offset
+
+    def error(self, w_OGI: Tensor) -> Tensor:
+        """Of all values of a group, squared."""
+        codes, scale, offset = self.with_offset()
+        return (codes * scale).add_(offset).sub_(w_OGI).square_().sum(-1, keepdim=True)
+
+    def noise(self) -> Tensor:
+        """What one step of rounding in every input and in their sum would do, squared: where a
+        few large weights share a group, an offset and its codes are large and cancel."""
+        codes, scale, offset = self.with_offset()
+        return (codes * scale).square_().sum(-1, keepdim=True) + (offset / SUM_SCALE).square()
+
+
+def _nibbles(found: Codes) -> tuple[Codes, Codes]:
+    """8-bit codes as 16 times one nibble plus another."""
+    codes_OI, scales_OG = found
+    high_OI = (codes_OI + 8) >> 4
+    return Codes(high_OI, 16 * scales_OG), Codes(codes_OI - (high_OI << 4), scales_OG)
+
+
+def _beside(*parts: Codes) -> Codes:
+    """Matrices of more inputs."""
+    return Codes(*(torch.cat(found, 1) for found in zip(*parts)))
+
+
+class Int4Product(_OfInputs):
     """A 4-bit matrix in groups of 32, times rows that become 8-bit numbers on the way.
 
     Where its weights are on a grid with offsets, as those of a 4-bit file are, it keeps them: an
@@ -153,30 +286,26 @@ class Int4Product:
     """
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
-        found = quantised(weight_OI, NIBBLE, GROUP)
-        own = quantised_with_offsets(weight_OI)
-        self._groups = 0
-        if own.error < ON_A_GRID * float((found.widened() - weight_OI).square().sum()):
-            found = self._with_sums(own)
-        self._pack(found, bias)
+        found = quantised_with_offsets(weight_OI)
+        self.layout = Layout(weight_OI.shape[1])
+        on_a_grid = found.error < ON_A_GRID * found.plain_error
+        codes = self._with_sums(found.codes, found.offsets_OG) if on_a_grid else found.plain
+        self._pack(codes, bias)
 
     @classmethod
-    def of_codes(cls, codes: Codes, offsets: Offsets | None, bias: Tensor | None) -> Int4Product:
+    def of_codes(cls, codes: Codes, offsets_OG: Tensor | None, bias: Tensor | None) -> Int4Product:
         """Of a matrix that is quantised in groups of 32 already."""
         made = cls.__new__(cls)
-        made._groups = 0
-        made._pack(codes if offsets is None else made._with_sums(offsets, fine=True), bias)
+        made.layout = Layout(codes.codes_OI.shape[1])
+        made._pack(codes if offsets_OG is None else made._with_sums(codes, offsets_OG), bias)
         return made
 
-    def _with_sums(self, own: Offsets, fine: bool = False) -> Codes:
-        """Sums of groups as more inputs, whose weights are the offsets: in 4 bits, or in 8 as two
-        of them."""
-        self._groups = own.offsets_OG.shape[1]
-        self._filler = -self._groups % GROUP
-        self._sums = 2 if fine else 1
-        offsets = F.pad(own.offsets_OG / SUM_SCALE, (0, self._filler))
-        more = in_nibbles(offsets) if fine else quantised(offsets, NIBBLE, GROUP)
-        return Codes(*(torch.cat(pair, 1) for pair in zip(own.codes, more)))
+    def _with_sums(self, codes: Codes, offsets_OG: Tensor) -> Codes:
+        groups = offsets_OG.shape[1]
+        self.layout = self.layout._replace(groups=groups)
+        # In 4 bits the large offset of one group would round away those of 31 others.
+        offsets_OG = F.pad(offsets_OG / SUM_SCALE, (0, -groups % GROUP))
+        return _beside(codes, *_nibbles(quantised(offsets_OG, TWO_NIBBLES, GROUP)))
 
     def _pack(self, found: Codes, bias: Tensor | None) -> None:
         self.outputs, self.inputs = found.codes_OI.shape
@@ -192,39 +321,21 @@ class Int4Product:
         )
         self.bytes = self._packed.nbytes
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        if self._groups:
-            sums_TG = x_TI.view(len(x_TI), self._groups, GROUP).sum(-1).mul_(SUM_SCALE)
-            sums = [sums_TG, x_TI[:, : self._filler]] * self._sums
-            x_TI = torch.cat([x_TI, *sums], -1)
-        return self._multiply(x_TI)
-
-    def _multiply(self, x_TI: Tensor) -> Tensor:
+    def multiply(self, all_TN: Tensor) -> Tensor:
         return torch.ops.aten._dyn_quant_matmul_4bit(
-            x_TI, self._packed, GROUP, self.inputs, self.outputs
+            all_TN, self._packed, GROUP, self.inputs, self.outputs
         )
 
 
-def in_nibbles(weight_OI: Tensor) -> Codes:
-    """An 8-bit matrix in groups of 32 as a 4-bit one with twice the inputs: w = 16 high + low."""
-    codes_OI, scales_OG = quantised(weight_OI, TWO_NIBBLES, GROUP)
-    high_OI = torch.div(codes_OI.int() + 8, 16, rounding_mode="floor")
-    low_OI = codes_OI - 16 * high_OI
-    both = torch.cat([high_OI, low_OI], 1).to(torch.int8)
-    return Codes(both, torch.cat([16 * scales_OG, scales_OG], 1))
-
-
 class Int8ByNibbles(Int4Product):
-    """An 8-bit matrix in groups of 32, by nibbles, times rows that it meets twice."""
+    """An 8-bit matrix in groups of 32 as a 4-bit one with twice the inputs: w = 16 high + low."""
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
-        self._pack(in_nibbles(weight_OI), bias)
-
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._multiply(torch.cat([x_TI, x_TI], -1))
+        self.layout = Layout(weight_OI.shape[1], copies=2)
+        self._pack(_beside(*_nibbles(quantised(weight_OI, TWO_NIBBLES, GROUP))), bias)
 
 
-class Int8Product:
+class Int8Product(_OfInputs):
     """An 8-bit matrix with a scale per output, times rows as 8-bit numbers with a scale each."""
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None):
@@ -233,9 +344,10 @@ class Int8Product:
         self._scales_O = scales_O1[:, 0].contiguous()
         self._zeros_O = torch.zeros(len(codes_OI), dtype=torch.int32)
         self._bias = bias
+        self.layout = Layout(codes_OI.shape[1])
         self.bytes = codes_OI.nbytes + self._scales_O.nbytes
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
+    def multiply(self, x_TI: Tensor) -> Tensor:
         scale_T1 = x_TI.abs().amax(-1, keepdim=True).mul_(1 / 127).clamp_min_(1e-30)
         codes_TI = (x_TI / scale_T1).round_().to(torch.int8)
         y_TO = torch.ops.onednn.qlinear_pointwise(
@@ -246,7 +358,7 @@ class Int8Product:
         return y_TO if self._bias is None else y_TO.add_(self._bias)
 
 
-class WidenedProduct:
+class WidenedProduct(_OfInputs):
     """A quantised matrix as floats: for machines that have no product of whole numbers."""
 
     def __init__(self, weight_OI: Tensor, bias: Tensor | None = None, bits: int = 4):
@@ -254,9 +366,10 @@ class WidenedProduct:
         span = NIBBLE if bits == 4 else TWO_NIBBLES
         self._weight_OI = quantised(weight_OI, span, group).widened()
         self._bias = bias
+        self.layout = Layout(weight_OI.shape[1])
         self.bytes = self._weight_OI.nbytes
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
+    def multiply(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self._weight_OI, self._bias)
 
 

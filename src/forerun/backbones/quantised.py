@@ -5,14 +5,14 @@ O outputs, I inputs, G groups of inputs that share a scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forerun.backbones.products import GROUP, Codes, Int4Product, Offsets, Product, keeps_bits
+from forerun.backbones.products import GROUP, Codes, Int4Product, Product, keeps_bits
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Quantised:
             codes_OGI = codes_OGI - self.zeros_OG.float()[..., None]
         return (codes_OGI * self.scales_OG.float()[..., None]).flatten(1)
 
-    def to(self, device: torch.device) -> Quantised:
-        zeros = None if self.zeros_OG is None else self.zeros_OG.to(device)
-        return Quantised(self.bits, self.codes_OI.to(device), self.scales_OG.to(device), zeros)
+    def by_outputs(self, change: Callable[[Tensor], Tensor]) -> Quantised:
+        """With other outputs, or another order of them."""
+        zeros = None if self.zeros_OG is None else change(self.zeros_OG)
+        return Quantised(self.bits, change(self.codes_OI), change(self.scales_OG), zeros)
 
 
 class QuantisedLinear(nn.Module):
@@ -84,12 +85,11 @@ def int4_product(matrix: Quantised, bias: Tensor | None) -> Product | None:
     repeats = matrix.group // GROUP
     scales_OG = matrix.scales_OG.float().repeat_interleave(repeats, 1)
     codes = Codes(matrix.codes_OI, scales_OG)
-    offsets = None
+    offsets_OG = None
     if matrix.zeros_OG is not None:
-        zeros_OG = matrix.zeros_OG.float().repeat_interleave(repeats, 1)
-        offsets = Offsets(codes, -zeros_OG * scales_OG, 0.0)
+        offsets_OG = -matrix.zeros_OG.float().repeat_interleave(repeats, 1) * scales_OG
     try:
-        product = Int4Product.of_codes(codes, offsets, bias)
+        product = Int4Product.of_codes(codes, offsets_OG, bias)
         return product if keeps_bits(product, matrix.codes_OI.shape[1]) else None
     except Exception:  # an operation that this torch does not have here
         return None

@@ -1,25 +1,85 @@
-"""How many threads a CPU's forwards use, looked at again while they run.
+"""How many threads a CPU's forwards use: all or one, whichever is faster now.
 
 Beside a busy neighbour several threads wait for each other at every product: whoever has no core is
-waited for, for as long as a time slice. One thread waits for nobody. So a forward that takes far
-longer than those like it did, several times in a row, goes on with one thread. After a while all
-threads are tried again, and whichever is faster stays.
+waited for, for as long as a time slice. One thread waits for nobody, and a small forward may be
+faster with one at any time. So for each kind of forward (how many rows, roughly) the other choice
+is tried soon after the first forwards, again when several in a row take far longer than they did,
+and now and then. A trial is a few forwards, and is over as soon as one is much slower.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-FAR_LONGER = 4.0  # times what forwards of as many rows take
+FAR_LONGER = 4.0  # times what forwards of a kind take
+MUCH_SLOWER = 2.0  # than the other choice: a trial is over
 STRIKES = 3
-TRIED = 4  # forwards with all threads, to see whether the neighbour is gone
-FIRST_PAUSE = 1.0  # seconds until all threads are tried again; it doubles
+REMEMBERED = 7  # forwards that say how long one takes
+TRIED = 4  # forwards of a trial
+CLEARLY = 0.95  # of the time that the other choice takes: what is as fast is not changed
+FIRST_PAUSE = 1.0  # seconds until the next trial; it doubles while nothing changes
 LONGEST_PAUSE = 30.0
+
+
+class _Kind:
+    """The choice for one kind of forward."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self.threads = most
+        self._times: deque[float] = deque(maxlen=REMEMBERED)  # of the choice that was made
+        self._trial: list[float] | None = None  # times of the other choice, while it is tried
+        self._strikes = 0
+        self._pause = FIRST_PAUSE
+        self._try_at: float | None = None
+
+    def note(self, seconds: float, now: float) -> None:
+        """Note how long a forward took, and choose for the next."""
+        if self._trial is not None:
+            self._trial.append(seconds)
+            self._judge(self._trial, now)
+            return
+        usual = statistics.median(self._times) if self._times else seconds
+        self._strikes = self._strikes + 1 if seconds > FAR_LONGER * usual else 0
+        if not self._strikes:
+            self._times.append(seconds)
+        if self._try_at is None and len(self._times) >= STRIKES:
+            self._try_at = now
+        if self._strikes >= STRIKES:
+            self._times.clear()  # what was true is not
+            self._times.append(seconds)
+            self._pause = FIRST_PAUSE
+            self._try()
+        elif self._try_at is not None and now >= self._try_at:
+            self._try()
+
+    def _try(self) -> None:
+        self._strikes = 0
+        self._trial = []
+        self._switch()
+
+    def _switch(self) -> None:
+        self.threads = 1 if self.threads == self._most else self._most
+
+    def _judge(self, trial: list[float], now: float) -> None:
+        usual = statistics.median(self._times)
+        lost = trial[-1] > MUCH_SLOWER * usual
+        if not lost and len(trial) < TRIED:
+            return
+        self._trial = None
+        if not lost and statistics.median(trial) < CLEARLY * usual:
+            self._times = deque(trial, maxlen=REMEMBERED)
+            self._pause = FIRST_PAUSE
+        else:
+            self._switch()
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._try_at = now + self._pause
 
 
 class ThreadChoice:
@@ -28,24 +88,29 @@ class ThreadChoice:
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self._most = torch.get_num_threads()
-        self.threads = self._most
-        # seconds that a forward of so many rows usually takes, by threads and rows' magnitude
-        self._usual: dict[tuple[int, int], float] = {}
-        self._strikes: dict[int, int] = defaultdict(int)
-        self._pause = FIRST_PAUSE
-        self._try_at = 0.0
-        self._trials = 0
+        self._kinds: dict[int, _Kind] = {}  # by the magnitude of rows
+
+    def threads(self, rows: int) -> int:
+        """How many threads the next forward of so many rows uses."""
+        return self._kind(rows).threads
 
     def run(self, rows: int, forward: Callable[[], Tensor]) -> Tensor:
         """Run a forward with the threads that are chosen now."""
         if self._most == 1:
             return forward()
+        kind = self._kind(rows)
         start = self._clock()
         try:
-            return self._alone(forward) if self.threads == 1 else forward()
+            return forward() if kind.threads == self._most else self._alone(forward)
         finally:
             end = self._clock()
-            self._note(rows, end - start, end)
+            kind.note(end - start, end)
+
+    def _kind(self, rows: int) -> _Kind:
+        size = rows.bit_length()
+        if size not in self._kinds:
+            self._kinds[size] = _Kind(self._most)
+        return self._kinds[size]
 
     def _alone(self, forward: Callable[[], Tensor]) -> Tensor:
         before = torch.get_num_threads()
@@ -54,44 +119,3 @@ class ThreadChoice:
             return forward()
         finally:
             torch.set_num_threads(before)
-
-    def _note(self, rows: int, seconds: float, now: float) -> None:
-        size = rows.bit_length()
-        key = (self.threads, size)
-        usual = self._usual.get(key)
-        if self.threads == 1:
-            self._usual[key] = seconds if usual is None else 0.7 * usual + 0.3 * seconds
-            if now >= self._try_at:
-                self._trials = TRIED
-                self.threads = self._most
-        elif self._trials:
-            self._note_trial(size, seconds, now)
-        elif usual is None:
-            self._usual[key] = seconds
-        elif seconds > FAR_LONGER * usual:
-            self._strike(size, now)
-        else:
-            self._strikes[size] = 0
-            self._usual[key] = 0.9 * usual + 0.1 * seconds
-
-    def _note_trial(self, size: int, seconds: float, now: float) -> None:
-        """One of a few forwards with all threads: is any of them slower than one thread was?"""
-        alone = self._usual.get((1, size))
-        if alone is not None and seconds > alone:
-            self._trials = 0
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            self._rest(now)
-            return
-        self._trials -= 1
-        if not self._trials:
-            self._pause = FIRST_PAUSE
-
-    def _strike(self, size: int, now: float) -> None:
-        self._strikes[size] += 1
-        if self._strikes[size] >= STRIKES:
-            self._strikes.clear()
-            self._rest(now)
-
-    def _rest(self, now: float) -> None:
-        self.threads = 1
-        self._try_at = now + self._pause

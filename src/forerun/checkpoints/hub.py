@@ -34,19 +34,6 @@ ROW_ATTENTION = {
 RECURRENT = "a recurrent state per lane, kept at every place that a draft may be taken back to"
 
 
-def with_adapters(network: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """A network with low-rank adapters added to its weights."""
-    from peft import PeftModel
-
-    path = str(Path(folder).expanduser())
-    try:
-        return PeftModel.from_pretrained(network, path).merge_and_unload()
-    except Exception as error:
-        raise BadCheckpoint(
-            f"the adapters in {folder!r} do not fit this model: {first_line(error)}"
-        ) from error
-
-
 def reads_gguf() -> bool:
     """Are the packages installed that `transformers` needs to read a GGUF file?"""
     return all(find_spec(package) is not None for package in ("gguf", "accelerate"))

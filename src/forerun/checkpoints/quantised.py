@@ -305,6 +305,6 @@ def _fill(source: Source, network: Any, tensors: dict[str, Tensor], dtype: torch
 def _move_codes(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     for layer in network.modules():
         if isinstance(layer, QuantisedLinear):
-            layer.matrix = layer.matrix.to(device)
+            layer.matrix = layer.matrix.by_outputs(lambda rows: rows.to(device))
             if layer.bias is not None:
                 layer.bias = layer.bias.to(device, dtype)

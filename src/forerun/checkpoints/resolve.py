@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forerun.checkpoints import diffusion, formats, gguf, hub, offline, quantised, tiny
+from forerun.checkpoints.adapters import add as add_adapters
+from forerun.checkpoints.adapters import split
 from forerun.checkpoints.files import Source, quiet, read_json
 from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer, stop_tokens
 from forerun.engine.backbone import Backbone
@@ -80,7 +82,7 @@ def load_network(
     loaded = _load_base(base, options)
     if adapters is None or isinstance(loaded, LoadedBackbone):
         return loaded
-    return LoadedNetwork(hub.with_adapters(loaded.network, adapters), loaded.tokenizer)
+    return LoadedNetwork(add_adapters(loaded.network, adapters), loaded.tokenizer)
 
 
 def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbone:
@@ -258,14 +260,5 @@ def has_smollm() -> bool:
 
 
 def split_adapters(name: str) -> tuple[str, str | None]:
-    """'MODEL+FOLDER' as a model and a folder of adapters."""
-    base, plus, folder = name.rpartition("+")
-    if not plus or Path(name).expanduser().exists():
-        return name, None
-    if not (Path(folder).expanduser() / "adapter_config.json").is_file():
-        raise BadCheckpoint(
-            f"model={name!r}: {folder!r} is no folder of adapters, it has no adapter_config.json."
-        )
-    if find_spec("peft") is None:
-        raise BadOption(f"model={name!r}: adapters need peft: pip install 'forerun[lora]'.")
-    return base, folder
+    """'MODEL+FOLDER', or the name of shipped adapters, as a model and a folder of adapters."""
+    return split(name)

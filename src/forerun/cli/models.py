@@ -35,12 +35,19 @@ class ModelRow:
 
 def model_rows() -> list[ModelRow]:
     from forerun import zoo
-    from forerun.checkpoints import tiny
+    from forerun.checkpoints import adapters, tiny
     from forerun.checkpoints.resolve import has_smollm
 
     def shipped(name: str) -> ModelRow:
         what = f"trained on Python code, shipped; see forerun zoo show {name}"
         return ModelRow(f"zoo:{name}", zoo.family(name), True, what)
+
+    def adapted(name: str) -> ModelRow:
+        base, _, family = name.partition(":")
+        here = has_smollm() if base == "smollm" else None
+        return ModelRow(
+            name, family, here, f"{base} with shipped adapters; forerun zoo show {name}"
+        )
 
     def random(architecture: str, family: str) -> ModelRow:
         return ModelRow(f"tiny:{architecture}", family, True, RANDOM)
@@ -51,6 +58,7 @@ def model_rows() -> list[ModelRow]:
     return [
         *(shipped(name) for name in zoo.shipped()),
         ModelRow("smollm", "causal", has_smollm(), SMOLLM),
+        *(adapted(name) for name in adapters.shipped()),
         *(random(name, "causal") for name in tiny.ARCHITECTURES),
         *(random(name, "any-subset") for name in tiny.ANY_SUBSET),
         ModelRow("DIRECTORY | FILE.gguf | OWNER/NAME", "causal", None, ARCHITECTURES),

@@ -104,7 +104,7 @@ def _measure(flags: PlanFlags) -> Measured:
 
     from forerun.checkpoints.placement import device_named, dtype_named
     from forerun.profile.shapes import random_model
-    from forerun.scale.measure import CONTEXT, ROWS, TRIAL, measure
+    from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Bench, measure
 
     folder = Path(str(flags.measure)).resolve().parent
     if not folder.is_dir():
@@ -112,9 +112,9 @@ def _measure(flags: PlanFlags) -> Measured:
     where = device_named(flags.device)
     half = torch.bfloat16 if where.type == "cuda" else torch.float32
     kind = dtype_named(flags.dtype, where) or half
-    model = random_model(flags.model, where, kind, max(TRIAL.checked), CONTEXT + max(ROWS))
+    model = random_model(flags.model, where, kind, TRIAL.lanes, CONTEXT + max(ROWS))
     methods = {name: _options(name) for name in flags.methods or MEASURED_METHODS}
-    measured, checks = measure(model, flags.model, methods)
+    measured, checks = measure(Bench(model), flags.model, methods)
     told = {**measured.as_dict(), "checks": [check.as_dict() for check in checks]}
     Path(str(flags.measure)).write_text(json.dumps(told, indent=1))
     _show_checks(checks)

@@ -70,6 +70,10 @@ class ServeFlags:
     grace: Annotated[
         float, typer.Option(help="Seconds that running requests have left at the end.")
     ] = 30.0
+    stream_interval: Annotated[
+        float,
+        typer.Option(help="Seconds between two pieces of a stream, if they come faster."),
+    ] = 0.03
     max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = 4 * 2**20
     traces: Annotated[int, typer.Option(help="Traces that are kept.")] = 256
     log_prompts: Annotated[
@@ -127,6 +131,7 @@ def serve(flags: ServeFlags) -> None:
         queue=flags.queue,
         deadline=flags.deadline,
         grace=flags.grace,
+        stream_interval=flags.stream_interval,
         max_body=flags.max_body,
         traces=flags.traces,
         log_prompts=flags.log_prompts,

@@ -42,8 +42,18 @@ def show(
         typer.echo(f"{row['model']:16} {shipped}   {row['recipe']}")
 
 
+def _card(name: str) -> Path:
+    """The card of an embedded model, or of a drafter or adapters for another (smollm:drafter)."""
+    from forerun.checkpoints import adapters, drafters
+
+    beside = {**drafters.shipped(), **adapters.shipped()}
+    if name in beside:
+        return beside[name] / "card.md"
+    return zoo.recipe(name).parent.parent / "cards" / f"{name}.md"
+
+
 def _show_card(name: str, as_json: bool) -> None:
-    card = (zoo.recipe(name).parent.parent / "cards" / f"{name}.md").read_text()
+    card = _card(name).read_text()
     if as_json:
         print_json({"name": name, "card": card})
     else:

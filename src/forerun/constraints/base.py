@@ -14,6 +14,7 @@ import numpy as np
 State = TypeVar("State")
 
 BITS = 32
+ANY = -1  # a word that has every bit
 
 
 class Language(Protocol[State]):
@@ -122,10 +123,11 @@ def tokens_of(mask_W: np.ndarray) -> np.ndarray:
 
 def only_token(mask_W: np.ndarray) -> int | None:
     """The token of a bitmask that has one and no other."""
-    filled = np.flatnonzero(mask_W)
-    if len(filled) != 1:
+    filled_W = mask_W != 0
+    if np.count_nonzero(filled_W) != 1:
         return None
-    word = int(mask_W[filled[0]]) & 0xFFFFFFFF
+    first = int(filled_W.argmax())
+    word = int(mask_W[first]) & 0xFFFFFFFF
     if word & (word - 1):
         return None
-    return int(filled[0]) * BITS + word.bit_length() - 1
+    return first * BITS + word.bit_length() - 1

@@ -34,6 +34,7 @@ from forerun.errors import NotAble
 
 MOST_BACK = 4  # tokens that may be taken back
 MOST_SPELLINGS = 32
+NONE = np.zeros(0, np.int64)
 WINDOW = 8  # tokens before the healing point that the tokenizer is shown again
 
 
@@ -46,6 +47,10 @@ class TokenIndex:
         ids.sort(key=lambda token: spelling.tokens[token] or b"")
         self._ids = np.array(ids, np.int64)
         self._texts = [spelling.tokens[token] or b"" for token in ids]
+        exact: dict[bytes, list[int]] = {}
+        for token, text in zip(ids, self._texts):
+            exact.setdefault(text, []).append(token)
+        self._exact = {text: np.array(tokens, np.int64) for text, tokens in exact.items()}
 
     def spelled(self, token: int) -> bytes:
         """What a token writes; nothing where it stands for no text."""
@@ -54,21 +59,14 @@ class TokenIndex:
 
     def writing(self, text: bytes) -> np.ndarray:
         """The tokens that write this and nothing else."""
-        first, exact, _ = self._range(text)
-        return self._ids[first:exact]
+        return self._exact.get(text, NONE)
 
     def beyond(self, text: bytes) -> np.ndarray:
         """The tokens that write this and more."""
-        _, exact, last = self._range(text)
-        return self._ids[exact:last]
-
-    def _range(self, text: bytes) -> tuple[int, int, int]:
-        """Where the tokens that begin with a text are, those that have no more first."""
-        first = bisect_left(self._texts, text)
-        exact = bisect_left(self._texts, text + b"\0")
+        first = bisect_left(self._texts, text + b"\0")
         # Text is UTF-8, in which no byte is 255.
         last = bisect_left(self._texts, text[:-1] + bytes([text[-1] + 1]))
-        return first, exact, last
+        return self._ids[first:last]
 
 
 def token_index(vocabulary: Vocabulary) -> TokenIndex:

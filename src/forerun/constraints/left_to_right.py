@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from typing import Generic
 
 import numpy as np
 
-from forerun.constraints.base import Language, State, bitmask, bitmask_without, only_token
+from forerun.constraints.base import (
+    ANY,
+    Constraint,
+    Language,
+    State,
+    bitmask,
+    bitmask_without,
+    only_token,
+)
+from forerun.constraints.matching import MatcherLanguage, Node, look_together
 from forerun.errors import BadOption
-
-ANY = -1  # every bit of a word
 
 
 class LeftToRight(Generic[State]):
@@ -71,11 +80,19 @@ class LeftToRight(Generic[State]):
     ) -> np.ndarray:
         if self._state is None:
             return np.zeros((len(prefixes), len(self._ending_W)), np.int32)
-        masks_LW = np.full((len(prefixes), len(self._ending_W)), ANY, np.int32)
         states = self._states(chain, max(prefixes, default=0))
-        for row, (length, position) in enumerate(zip(prefixes, positions)):
-            if position == self.next + length and length < len(states):
-                masks_LW[row] = self._mask(states[length])
+        rows = [
+            self._mask(states[length])
+            if position == self.next + length and length < len(states)
+            else None
+            for length, position in zip(prefixes, positions)
+        ]
+        if len(prefixes) == len(rows) == 1 and rows[0] is not None:
+            return rows[0][None]
+        masks_LW = np.full((len(prefixes), len(self._ending_W)), ANY, np.int32)
+        for row, mask_W in enumerate(rows):
+            if mask_W is not None:
+                masks_LW[row] = mask_W
         return masks_LW
 
     def _states(self, chain: Sequence[int], longest: int) -> list[State]:
@@ -102,6 +119,13 @@ class LeftToRight(Generic[State]):
             self._seen_W = mask_W | self._ending_W if self.language.accepts(state) else mask_W
             self._seen = state
         return self._seen_W
+
+    def open_states(self, chain: Sequence[int]) -> list[tuple[MatcherLanguage, Node]]:
+        """The states along a chain whose masks an engine has not been asked for."""
+        if not isinstance(self.language, MatcherLanguage):
+            return []
+        states = self._states(chain, len(chain))
+        return [(self.language, state) for state in states if not state.known]
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"
@@ -164,3 +188,17 @@ class LeftToRight(Generic[State]):
         if self._state is None or not self.language.accepts(self._state):
             return False
         return not (self._mask(self._state) & self._ordinary_W).any()
+
+
+def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
+    """Have the engines of several sequences find, at once, what may follow each token of a chain.
+    What they will be asked is then known; no answer changes."""
+    with suppress(Exception):  # of an engine: whoever asks it on its own will see
+        waiting: dict[Constraint, dict[Node, MatcherLanguage]] = {}
+        for constraint, chain in asked:
+            if isinstance(constraint, LeftToRight):
+                found = waiting.setdefault(constraint, {})  # of all its chains
+                found.update((state, language) for language, state in constraint.open_states(chain))
+        rounds = zip_longest(*(found.items() for found in waiting.values()))
+        for each in rounds:  # an engine is at one state of a text at a time
+            look_together([(one[1], one[0]) for one in each if one is not None])

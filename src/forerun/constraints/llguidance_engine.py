@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from forerun.constraints.base import bitmask_without, words
-from forerun.constraints.matching import MatcherLanguage
+from forerun.constraints.matching import Matcher, MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
@@ -34,8 +38,7 @@ class LlguidanceGrammar:
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary):
         import llguidance
 
-        tokenizer, self._end = vocabulary.once("llguidance", lambda: _tokenizer(vocabulary))
-        self._vocab = vocabulary.size
+        tokenizer, self._form = vocabulary.once("llguidance", lambda: _tokenizer(vocabulary))
         self._matcher = llguidance.LLMatcher(
             tokenizer, _grammar(spec), log_level=0, limits=llguidance.LLParserLimits(**LIMITS)
         )
@@ -44,34 +47,66 @@ class LlguidanceGrammar:
             raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}")
 
     def language(self) -> MatcherLanguage:
-        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._vocab, self._end))
+        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._form))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskForm:
+    """What the engine's bitmasks are like."""
+
+    words: int  # of the engine's masks, which may know a token more than the model
+    ordinary_W: np.ndarray  # the model's tokens, but for the one that the engine ends a text with
+
+    def of_model(self, masks_NW: np.ndarray) -> np.ndarray:
+        """Some of the engine's masks as the model's."""
+        return masks_NW[:, : len(self.ordinary_W)] & self.ordinary_W
+
+
+@lru_cache(maxsize=1)
+def _executor(process: int) -> Any:
+    """The engine's threads. A process that was forked off has none of its parent's."""
+    import llguidance
+
+    return llguidance.LLExecutor()
 
 
 class _Matcher:
-    def __init__(self, matcher: Any, vocab: int, end: int):
-        self._matcher = matcher
-        self._words = words(vocab)
-        self._ordinary_W = bitmask_without([end] if end < vocab else [], vocab)
+    def __init__(self, matcher: Any, form: MaskForm):
+        self.matcher = matcher
+        self.form = form
 
     def consume(self, token: int) -> bool:
-        return self._matcher.try_consume_tokens([token]) == 1
+        return self.matcher.try_consume_tokens([token]) == 1
 
     def rollback(self, count: int) -> None:
-        self._matcher.rollback(count)
+        self.matcher.rollback(count)
 
     def allowed(self) -> np.ndarray:
-        mask_W = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words]
-        return mask_W & self._ordinary_W
+        masks_1W = np.empty((1, self.form.words), np.int32)
+        self.matcher.unsafe_compute_mask_ptr(masks_1W.ctypes.data, masks_1W.nbytes)
+        return self.form.of_model(masks_1W)[0]
+
+    def allowed_together(self, others: Sequence[Matcher]) -> Sequence[np.ndarray]:
+        """In threads of the engine's own, without Python's lock."""
+        alike = [self, *(one for one in others if isinstance(one, _Matcher))]
+        if len(alike) == 1 or any(one.form is not self.form for one in alike):
+            return [one.allowed() for one in alike]
+        masks_NW = np.empty((len(alike), self.form.words), np.int32)
+        matchers = [(one.matcher, i) for i, one in enumerate(alike)]
+        _executor(os.getpid()).unsafe_compute_mask_ptr(
+            matchers, masks_NW.ctypes.data, 4 * self.form.words, len(alike)
+        )
+        return list(self.form.of_model(masks_NW))
 
     def accepts(self) -> bool:
-        return self._matcher.is_accepting()
+        return self.matcher.is_accepting()
 
     @property
     def error(self) -> str:
-        return one_line(self._matcher.get_error().replace("<non-verbose/>", ""))
+        return one_line(self.matcher.get_error().replace("<non-verbose/>", ""))
 
     def guess(self) -> list[int]:
-        return self._matcher.compute_ff_tokens()
+        return self.matcher.compute_ff_tokens()
 
 
 def within_reach(schema: Any) -> Any:
@@ -123,13 +158,16 @@ class _Spelled:
         return self._vocabulary.encode(text.decode() if isinstance(text, bytes) else text)
 
 
-def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, int]:
-    """The engine's own tokenizer, and the token that it takes for the end of a text."""
+def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, MaskForm]:
+    """The engine's own tokenizer, and what its masks are like."""
     import llguidance
     import llguidance.hf
 
-    tokenizer = vocabulary.tokenizer
     end = vocabulary.end
-    if tokenizer is None:
-        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Spelled(vocabulary))), end
-    return llguidance.hf.from_tokenizer(tokenizer, eos_token=end), end
+    if vocabulary.tokenizer is None:
+        made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Spelled(vocabulary)))
+    else:
+        made = llguidance.hf.from_tokenizer(vocabulary.tokenizer, eos_token=end)
+    size = vocabulary.size
+    ordinary_W = bitmask_without([end] if end < size else [], size)
+    return made, MaskForm(words(made.vocab_size), ordinary_W)

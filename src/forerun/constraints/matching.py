@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,9 @@ class Matcher(Protocol):
     def guess(self) -> list[int]:
         """Tokens that spell what must follow."""
 
+    def allowed_together(self, others: Sequence[Matcher]) -> Sequence[np.ndarray]:
+        """What it and others of its kind allow, one after the other."""
+
     @property
     def error(self) -> str:
         """Why it goes no further, if it met a limit of its own."""
@@ -43,9 +47,9 @@ class Node:
         self._allowed_W: np.ndarray | None = None
         self.accepts = False
 
-    def look(self, matcher: Matcher) -> None:
+    def look(self, matcher: Matcher, allowed_W: np.ndarray | None = None) -> None:
         """Keep what the matcher says here."""
-        self._allowed_W = matcher.allowed()
+        self._allowed_W = matcher.allowed() if allowed_W is None else allowed_W
         self.accepts = matcher.accepts()
 
     @property
@@ -69,7 +73,7 @@ class MatcherLanguage:
     draft that was drawn under the mask asks nothing twice."""
 
     def __init__(self, matcher: Matcher):
-        self._matcher = matcher
+        self.matcher = matcher
         self._root = Node(None, -1)
         self._at = self._root
 
@@ -78,8 +82,8 @@ class MatcherLanguage:
 
     def advance(self, state: Node, token: int) -> Node | None:
         if token not in state.after:
-            self._move_to(state)
-            allowed = self._matcher.consume(token)
+            self.move_to(state)
+            allowed = self.matcher.consume(token)
             node = Node(state, token) if allowed else None
             state.after[token] = node
             self._at = node or state
@@ -93,11 +97,11 @@ class MatcherLanguage:
 
     @property
     def error(self) -> str:
-        return self._matcher.error
+        return self.matcher.error
 
     def guess(self, state: Node) -> list[int]:
-        self._move_to(state)
-        return self._matcher.guess()
+        self.move_to(state)
+        return self.matcher.guess()
 
     def settle(self, state: Node) -> None:
         if state.parent is not None:
@@ -106,11 +110,12 @@ class MatcherLanguage:
 
     def _looked_at(self, state: Node) -> Node:
         if not state.known:
-            self._move_to(state)
-            state.look(self._matcher)
+            self.move_to(state)
+            state.look(self.matcher)
         return state
 
-    def _move_to(self, state: Node) -> None:
+    def move_to(self, state: Node) -> None:
+        """Move the matcher to a state."""
         here: Node | None = self._at
         there: Node | None = state
         forward: list[int] = []
@@ -124,7 +129,22 @@ class MatcherLanguage:
                 forward.append(there.token)
                 there = there.parent
         if back:
-            self._matcher.rollback(back)
+            self.matcher.rollback(back)
         for token in reversed(forward):
-            self._matcher.consume(token)
+            self.matcher.consume(token)
         self._at = state
+
+
+def look_together(asked: Sequence[tuple[MatcherLanguage, Node]]) -> None:
+    """Have the matchers of several texts say at once what they allow, each at one state: no
+    language may be there twice."""
+    unknown = [(language, state) for language, state in asked if not state.known]
+    kinds: dict[type, list[tuple[MatcherLanguage, Node]]] = {}
+    for language, state in unknown:
+        language.move_to(state)
+        kinds.setdefault(type(language.matcher), []).append((language, state))
+    for alike in kinds.values():
+        first, *others = [language.matcher for language, _ in alike]
+        masks = first.allowed_together(others)
+        for (language, state), mask_W in zip(alike, masks, strict=True):
+            state.look(language.matcher, mask_W)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from forerun.constraints import xgrammar_worker
 from forerun.constraints.base import bitmask_without, words
-from forerun.constraints.matching import MatcherLanguage
+from forerun.constraints.matching import Matcher, MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
@@ -142,6 +142,9 @@ class _Matcher:
         if self._error:
             return np.zeros_like(self._ordinary_W)
         return self._buffer_1W[0, : len(self._ordinary_W)] & self._ordinary_W
+
+    def allowed_together(self, others: Sequence[Matcher]) -> list[np.ndarray]:
+        return [self.allowed(), *(other.allowed() for other in others)]
 
     def accepts(self) -> bool:
         return self._matcher.is_completed()

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 FADES = 0.98  # what a request has shown counts for less with every token that is judged after it
 MODEL_FADES = 0.9995
 PRIOR = 4.0  # tokens that the model's odds count for at the beginning of a request
-LATE = 0.9  # what is left of a token's weight in how things go of late
-SURE = 2.0  # tokens that count as right, and as hoped for, before any
+LATE = 0.95  # what is left of a token's weight in how things go of late
+RESTS = 0.02  # share of it that is forgotten in a step without a verdict
+SURE = 4.0  # tokens that count as right, and as hoped for, before any
 MOST = 0.97
-MODEL_PRIOR = 12.0  # tokens that the first odds of all count for
+MODEL_PRIOR = 6.0  # tokens that the first odds of all count for
 
 
 class Tally:
@@ -70,7 +71,12 @@ class Odds:
         """What was seen at this place, and more or less if all places do better or worse of late: a
         text that changes shows at one place before it shows at all of them."""
         place = min(place, self._last)
-        return min(MOST, self._own.chance(place) * self._right / self._hoped)
+        return min(MOST, self._own.chance(place) * min(1.0, self._right / self._hoped))
+
+    def rest(self) -> None:
+        """A step in which nothing was judged: how things went of late counts for less."""
+        self._right += RESTS * (SURE - self._right)
+        self._hoped += RESTS * (SURE - self._hoped)
 
     def count_draft(self, drafted: int, accepted: int) -> None:
         """A verdict: places are depths, and nothing is known of those behind a rejected one."""

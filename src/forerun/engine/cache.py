@@ -271,6 +271,9 @@ class SlotShape:
     head_dim: int
     sizes: Sequence[LayerSize] | None = None  # of every layer, where they are not all the same
     pages: PageShape | None = None  # as many as all lanes can fill, if nothing is said
+    joined: bool = (
+        False  # do a slot's values lie behind its keys, so that both are written at once?
+    )
 
     def of_layers(self) -> Sequence[LayerSize]:
         same = LayerSize(self.key_heads, self.head_dim, self.head_dim)
@@ -290,8 +293,14 @@ class Slots:
         self.scratch_slot = self.table.scratch_slot
         self._flat: list[tuple[Tensor, Tensor]] = []
         self.features: dict[int, Tensor] = {}  # hidden states by layer, [slots, size]
+        self._joined: list[Tensor] = []
         count = self.scratch_slot + 1
         for heads, key_dim, value_dim in shape.of_layers():
+            if shape.joined:
+                both = torch.zeros((count, 2 * heads, key_dim), dtype=dtype, device=device)
+                self._joined.append(both.flatten(1))
+                self._flat.append((both[:, :heads], both[:, heads:]))
+                continue
             keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
             values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
             self._flat.append((keys, values))
@@ -319,6 +328,10 @@ class Slots:
         keys, values = self._flat[layer]
         keys.index_copy_(0, slots_T, k_TGD)
         values.index_copy_(0, slots_T, v_TGD)
+
+    def write_joined(self, layer: int, slots_T: Tensor, kv_TN: Tensor) -> None:
+        """Write keys and values that lie side by side."""
+        self._joined[layer].index_copy_(0, slots_T, kv_TN)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, count: int) -> None:

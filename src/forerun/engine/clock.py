@@ -21,6 +21,9 @@ class Clock:
     forward: float = 0.0
     rules: float = 0.0
     total: float = 0.0
+    # Parts of the host's time:
+    waits: float = 0.0  # for outcomes to arrive
+    masks: float = 0.0  # for what constraints allow
     forwards: int = 0
     _marks: list[tuple[str, torch.cuda.Event]] = field(default_factory=list)
 

@@ -1,14 +1,16 @@
-"""A draft model that writes on by itself: k forwards and the draws between them, in one launch.
+"""A model that writes on by itself: k forwards and the draws between them, in one launch.
 
 What the next row will be is arithmetic on what was drawn: the token, one position on, in the next
 slot. So a program runs the forward, draws, moves its rows on by one and begins again, without a
 word from the host, which gets all tokens at the end. It is captured as forwards are, and checked
 once against forwards that are run one by one.
+
+Drafts are written so, and plain text of models so small that the host takes longer than they do.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 32  # in one launch
 MOST_PROGRAMS = 32
+# Plain text: one launch should take so long at most, or those who join would wait for it.
+LAUNCH_SECONDS = 8e-3
+SECONDS_PER_LAYER = 2.5e-5  # of a forward of few rows, as on an H200, and per parameter
+SECONDS_PER_PARAMETER = 1e-12
+ASKED_BEFORE = 4  # times that a size is met before it is worth a capture
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,24 @@ class Continuations:
         self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
         self._pool: PoolHandle | None = None
         self._works = True
+        self._asked: Counter[ProgramSize] = Counter()
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of plain text that are best written in one launch."""
+        if not self._works or not self._host.runner.capture_enabled:
+            return 1
+        backbone = self._host.backbone
+        layers = getattr(backbone, "layers", 1)
+        forward = layers * SECONDS_PER_LAYER + backbone.cost * SECONDS_PER_PARAMETER
+        tokens = 1
+        while 2 * tokens <= min(LAUNCH_SECONDS / forward, MOST_TOKENS):
+            tokens *= 2
+        return tokens
+
+    def forget(self) -> None:
+        """Capture anew what is met again: a forward has something more to do."""
+        self._programs.clear()
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Is there room for so many tokens after a text that ends there?"""
@@ -74,8 +99,9 @@ class Continuations:
 
     def run(
         self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: Tensor
-    ) -> list[Written]:
-        """The tokens of all, given the logits after each text."""
+    ) -> list[Written] | None:
+        """The tokens of all, given the logits after each text. None for plain text of a size that
+        is not worth a program yet."""
         tokens = max(one.tokens for one in asked)
         plans = [next_token_plan(one.plan) for one in asked]
         known = [plan for plan in plans if plan is not None]
@@ -84,6 +110,8 @@ class Continuations:
         batch = self._host.batch(work, ahead=tokens - 1)
         with current_device(batch.device):
             written = self._write(asked, batch, logits_BV, tokens)
+        if written is None:
+            return None
         drawn = written.tokens()
         for one, lane, row in zip(asked, lanes, drawn):
             stored = one.plan.stored
@@ -94,7 +122,7 @@ class Continuations:
 
     def _write(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
-    ) -> WrittenBatch:
+    ) -> WrittenBatch | None:
         tiles = self._host.runner.tiles(batch, ahead=tokens)
         forward = CaptureSize.of(batch, tiles)
         assert forward is not None, "lanes are fewer than rows of a capture"
@@ -103,7 +131,12 @@ class Continuations:
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
         program = self._programs.get(size)
         if program is None:
+            self._asked[size] += 1
+            if not asked[0].drafting and self._asked[size] < ASKED_BEFORE:
+                return None
             program = self._make(size, batch, tiles, logits_BV)
+            if not self._works and not asked[0].drafting:
+                return None  # a wrong draft is only slower; a wrong text is wrong
         self._programs.move_to_end(size)
         noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
         u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
@@ -122,7 +155,7 @@ class Continuations:
             self._check(program, batch, tiles, logits_BV)
         except RuntimeError as error:
             self._works = False  # the next ones are written token by token
-            warn_not_captured("drafts", error)
+            warn_not_captured("tokens written on", error)
         return program
 
     def _check(
@@ -157,14 +190,16 @@ class WrittenBatch:
 
     def of(self, index: int, asked: Continuation, drawn: Sequence[int]) -> Written:
         """One sequence's tokens, up to the one that ends its text, and their laws."""
-        tokens = asked.seq.up_to_end(drawn[: asked.tokens])
+        tokens = asked.seq.up_to_end(drawn[: min(asked.tokens, asked.seq.remaining)])
+        asked.drawn = len(tokens)
+        if not asked.drafting:
+            return Written(tokens, self.logits_kBV.new_empty(0))
         _, batch, vocab = self.logits_kBV.shape
         logits_RV = self.logits_kBV.view(-1, vocab)
         sampling = asked.seq.history.sampling
         laws = [
             PendingLaws.of(logits_RV, i * batch + index, 1, sampling) for i in range(len(tokens))
         ]
-        asked.drawn = len(tokens)
         return Written(tokens, tempered(torch.cat(laws), asked.temperature))
 
 

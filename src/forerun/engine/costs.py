@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -40,6 +40,7 @@ REFRESH = 8  # steps after which predictions are made anew
 # the host's work is otherwise hidden behind the next forward; and a share.
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
+LUCKY = 0.9  # share of a draft that is accepted at best
 
 Curve = Mapping[int, float]  # seconds by rows
 
@@ -88,6 +89,7 @@ class StepCosts:
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[int, Sequence[float]] = {}
+        self._worth: dict[int, bool] = {}
 
     @property
     def known(self) -> bool:
@@ -128,6 +130,24 @@ class StepCosts:
             found = self._steps[others] = [self._predict(n, True) for n in rows]
         return found
 
+    def worth_drafting(self, sequences: int) -> bool:
+        """Could drafts pay in a batch of so many sequences, if nearly all of them were accepted?
+        Where not, nobody need look for one."""
+        found = self._worth.get(sequences)
+        if found is None:
+            found = self._worth[sequences] = any(
+                self._could_pay(sequences, drafting, k)
+                for drafting in {1, sequences // 2, sequences} - {0}
+                for k in (1, 2, 4, FEW)
+            )
+        return found
+
+    def _could_pay(self, sequences: int, drafting: int, k: int) -> bool:
+        """Could it pay if some sequences draft k tokens each?"""
+        tokens = sequences + drafting * k * LUCKY
+        seconds = self._predict(sequences + drafting * k, True)
+        return tokens / seconds > sequences / self.plain(sequences)
+
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
         return self._draft_seconds.typical(self.seen)
@@ -147,7 +167,9 @@ class StepCosts:
         if ratio is not None:
             return ratio * self.forward(rows)
         if not judged:
-            return self.forward(rows)
+            # A busy neighbour slows all steps: what judged ones have shown holds for plain ones.
+            slow = self._ratios[True].typical(self.seen) if self.device_type == "cpu" else None
+            return (slow / JUDGED_SHARE if slow else 1.0) * self.forward(rows)
         plain = self._ratios[False].typical(self.seen) or 1.0
         return JUDGED_SHARE * plain * self.forward(rows) + JUDGED_SECONDS[self.device_type]
 
@@ -166,6 +188,7 @@ class StepCosts:
         if self.seen % REFRESH == 0:
             self._predicted.clear()
             self._steps.clear()
+            self._worth.clear()
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
         """So many tokens came of the last step."""
@@ -190,6 +213,9 @@ class FixedCosts(StepCosts):
         known = len(self._fixed)
         self._fixed += [self.forward(1 + k) for k in range(known, most + 1)]
         return self._fixed
+
+    def worth_drafting(self, sequences: int) -> bool:
+        return True
 
     def draft_forward(self) -> float | None:
         return self._draft_forward
@@ -323,6 +349,21 @@ class Share(NamedTuple):
         return min(self.rows, self.reads)
 
 
+class Paced(Protocol):
+    """Whoever decides how many rows of prompts a forward reads."""
+
+    def stepped(self, seconds: float, writing: int, reading: int) -> None: ...
+
+
+@dataclass
+class Rows:
+    """The rows of one model in a step: of those who write, at most in one forward; and of
+    prompts."""
+
+    writing: int = 0
+    reading: int = 0
+
+
 @dataclass
 class Step:
     """A step while it runs: what its forwards held."""
@@ -332,12 +373,14 @@ class Step:
     judged: bool = False
     whole: bool = True  # does it hold no prompt?
     draft_forwards: int = 0
+    by_model: dict[Paced, Rows] = field(default_factory=dict)
 
 
 class StepWatch:
     """Tells costs how long steps took, from one arrival of outcomes to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
         self.tokens = 0  # that came of the last step
         self._now = Step()
         self._over: Step | None = None
@@ -355,6 +398,12 @@ class StepWatch:
         now.whole = now.whole and not any(share.is_prompt for share in shares)
         costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
 
+    def rows(self, pace: Paced, rows: int, reading: int) -> None:
+        """A forward begins in which so many rows run; of these, so many read prompts."""
+        held = self._now.by_model.setdefault(pace, Rows())
+        held.writing = max(held.writing, rows - reading)
+        held.reading += reading
+
     def wrote(self, tokens: int) -> None:
         """A draft model wrote on by itself: its first forward was counted."""
         self._now.draft_forwards += tokens - 1
@@ -371,9 +420,12 @@ class StepWatch:
         if step is None:
             return
         assert step.costs is not None
-        now = time.perf_counter()
+        now = self.now()
+        seconds = now - self._arrived if self._arrived is not None else 0.0
+        if self._arrived is not None:
+            for pace, held in step.by_model.items():
+                pace.stepped(seconds, held.writing, held.reading)
         if self._arrived is not None and step.whole:
-            seconds = now - self._arrived
             step.costs.observe(step.rows, step.judged, step.draft_forwards, seconds)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))

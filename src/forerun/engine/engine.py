@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
@@ -34,8 +35,9 @@ from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.logits import edited_logits, own_logits
+from forerun.probability.logits import MaskedLogits, edited_logits, own_logits
 from forerun.probability.noise import Noise
+from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
@@ -99,8 +101,6 @@ class Engine:
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
-        self._read_prompts: set[Host] = set()  # models that did since the last draw
-        self._last_draw: float | None = None
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -116,7 +116,7 @@ class Engine:
         pages = PageShape(count, self.page)
         host = Host(backbone, self.lanes, room, impossible_tokens, self.graphs, pages)
         if self.chunk is not None:
-            host.pace = Pace(host.device, self.chunk)
+            host.pace = Pace(host.costs, self.chunk)
         if self.rules.by_noise:
             host.writer = Continuations(host)
         self.hosts.append(host)
@@ -204,7 +204,7 @@ class Engine:
             self._serve(begun, self._finish_prefetched)
         elif self.running:
             parts = self._next_for_forward()
-            writing = next_to_write([part.one for part in parts if part.is_whole])
+            writing = next_to_write(parts)
             if writing:
                 self._parts = [part for part in parts if part.one in writing]
                 self._serve(writing, self._write)
@@ -370,7 +370,6 @@ class Engine:
         if not self.running:
             self._prefetched = None
             self.watch.idle()
-            self._last_draw = None
         self._end_ticket(one.ticket)
 
     def _fail_ticket(self, ticket: Ticket, error: Exception) -> None:
@@ -409,20 +408,24 @@ class Engine:
             for i, outcome in zip(members, one.outcomes(), strict=True):
                 answers[i] = outcome or NoOutcome(draws[i].seq)
         self.watch.arrived()
+        self.clock.waits += time.perf_counter() - began
+        self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
-        self._note_step()
         return answers
 
-    def _note_step(self) -> None:
-        """Tell models how long a step took, from one draw to the next."""
-        now = time.perf_counter()
-        if self._last_draw is not None:
-            for host in self.hosts:
-                host.pace.stepped(now - self._last_draw, host in self._read_prompts)
-        self._last_draw = now
-        self._read_prompts.clear()
+    def _look_ahead(self, served: Sequence[Running], answers: Sequence[object]) -> None:
+        """Tell constraints which tokens were drawn, of all sequences at once: what may follow is
+        found while the device works."""
+        began = time.perf_counter()
+        asked = [
+            (one.seq.history.constraint, [*chain_of(one), answer.token])
+            for one, answer in zip(served, answers)
+            if isinstance(answer, Token) and one.seq.history.constraint is not None
+        ]
+        look_ahead(asked)
+        self.clock.masks += time.perf_counter() - began
 
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
@@ -459,10 +462,9 @@ class Engine:
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         self._prefetched = None
-        if any(part.is_prompt for part in parts):
-            self._read_prompts.add(host)
         drafting = question_of(parts[0].one).drafting
-        logits_RV = self._timed_forward(host, batch, drafting)
+        reading = sum(s.rows for s, part in zip(batch.segments, parts) if part.is_prompt)
+        logits_RV = self._timed_forward(host, batch, drafting, reading)
         for memo, part in zip(memos, parts):
             memo.ran(part.plan, part.start)
         return logits_RV
@@ -475,10 +477,17 @@ class Engine:
         asked = [continuation_of(one) for one in served]
         assert isinstance(host.writer, Continuations)
         written = host.writer.run(asked, [one.lane for one in served], logits_BV)
+        if written is None:
+            return self._answers(served, logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
-        self.watch.wrote(asked[0].tokens)
-        return written
+        self.clock.forwards += asked[0].tokens - 1
+        if asked[0].drafting:
+            self.watch.wrote(asked[0].tokens)
+            return written
+        self.watch.idle()  # several steps in one: what they took says nothing of one
+        pairs = zip(asked, written, strict=True)
+        return [NoOutcome(one.seq) if -1 in text.tokens else text for one, text in pairs]
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
         """Answer those whose forward has begun already."""
@@ -491,10 +500,13 @@ class Engine:
             host.memos[one.lane].ran(*prefetched.foreseen[one])
         return self._answers(served, prefetched.logits_of(served))
 
-    def _timed_forward(self, host: Host, batch: Batch, drafting: bool = False) -> Tensor:
+    def _timed_forward(
+        self, host: Host, batch: Batch, drafting: bool = False, reading: int = 0
+    ) -> Tensor:
         began = time.perf_counter()
         shares = [Share(one.rows, sum(map(len, one.plan.reads))) for one in batch.segments]
         self.watch.forward(host.costs, shares, drafting)
+        self.watch.rows(host.pace, len(batch.slots), reading)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
         self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began
@@ -507,10 +519,12 @@ class Engine:
         began = time.perf_counter()
         questions = [question_of(one) for one in served]
         chains = [chain for question in questions for chain in question.chains]
-        edited_RV = edited_logits(logits_RV, chains)
-        own_RV = logits_RV
+        edited = edited_logits(logits_RV, chains)
+        if edited.masks_RW is not None:
+            self.clock.masks += time.perf_counter() - began
+        own = MaskedLogits(logits_RV)
         if any(question.with_model_law for question in questions):
-            own_RV = own_logits(logits_RV, chains)
+            own = own_logits(logits_RV, chains, edited)
         answers: list[object] = []
         first = 0
         for one, question in zip(served, questions):
@@ -519,13 +533,13 @@ class Engine:
             begin = first
             for chain in question.chains:
                 rows = chain.rows
-                law = PendingLaws.of(edited_RV, first, rows, chain.history.sampling)
+                law = PendingLaws.of(edited, first, rows, chain.history.sampling)
                 if question.seq.logprobs.wanted and not question.drafting:
                     branch = len(answer)
                     logits = logits_RV[first : first + rows]
                     keep_for_logprobs(question, branch, logits, law)
                 if question.with_model_law:
-                    answer.append(BlankLaws(law, PendingLaws.of(own_RV, first, rows, None)))
+                    answer.append(BlankLaws(law, PendingLaws.of(own, first, rows, None)))
                 else:
                     answer.append(law)
                 first += rows
@@ -578,6 +592,14 @@ def draw_of(one: Running) -> Draw[Any]:
     return one.waits_for
 
 
+def chain_of(one: Running) -> Sequence[int]:
+    """The chain that a sequence's last law was given."""
+    if one.last_question is None:
+        return ()
+    chain = one.last_question.chains[0]
+    return chain.tokens[: max(chain.prefixes, default=0)]
+
+
 def question_of(one: Running) -> Question:
     assert isinstance(one.waits_for, Question)
     return one.waits_for
@@ -588,11 +610,15 @@ def continuation_of(one: Running) -> Continuation:
     return one.waits_for
 
 
-def next_to_write(served: Sequence[Running]) -> list[Running]:
-    """Those who want a model to write on, as the first of them does."""
+def next_to_write(parts: Sequence[Part]) -> list[Running]:
+    """Those who want a model to write on, as the first of them does. Plain text is written on only
+    if nobody waits for less."""
+    served = [part.one for part in parts if part.is_whole]
     asked = [(one, one.waits_for) for one in served if isinstance(one.waits_for, Continuation)]
-    kinds = [(wanted.tokens, wanted.temperature) for _, wanted in asked]
-    return [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
+    kinds = [(wanted.drafting, wanted.tokens, wanted.temperature) for _, wanted in asked]
+    writing = [one for (one, _), kind in zip(asked, kinds) if kind == kinds[0]]
+    plain = bool(kinds) and not kinds[0][0]
+    return [] if plain and len(writing) < len(parts) else writing
 
 
 def host_of(one: Running) -> Host:

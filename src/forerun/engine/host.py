@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
+from forerun.engine.choosing import Account, BatchChooser, Company
 from forerun.engine.costs import (
     ROWS,
     FixedCosts,
@@ -22,21 +23,13 @@ from forerun.engine.costs import (
     save_curve,
 )
 from forerun.engine.graphs import ForwardRunner
-from forerun.engine.pace import Pace
+from forerun.engine.pace import Pace, several_processes
 from forerun.engine.pack import Batch, Segment
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
+from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import Plan, causal_rows
-
-
-def _several_processes() -> bool:
-    distributed = torch.distributed
-    return bool(
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 @dataclass
@@ -59,7 +52,12 @@ class Work:
 class Writer(Protocol):
     """Writes on with a model, several tokens in one launch."""
 
+    @property
+    def at_once(self) -> int: ...
+
     def can_write(self, end: int, tokens: int) -> bool: ...
+
+    def forget(self) -> None: ...
 
 
 class Host:
@@ -85,12 +83,14 @@ class Host:
         on_cpu = backbone.device.type == "cpu"
         self.pool = PagePool(self.slots.table, self.slots.copy, copies=on_cpu)
         self.memos = [Memo(room, self.pool, lane) for lane in range(lanes)]
-        self.pace = Pace(backbone.device)
         self.shared_state: dict[str, Any] = {}
         self.work = Work()
         self.writer: Writer | None = None  # where the engine has one
         given = getattr(backbone, "step_costs", None)
         self.costs = FixedCosts(given) if given else StepCosts(backbone.device.type)
+        self.pace = Pace(self.costs)
+        self.company = Company()
+        self.account = Account()
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
@@ -103,10 +103,16 @@ class Host:
         """Do more rows in one forward cost little more time, as on a GPU?"""
         return self.costs.rows_are_cheap
 
+    def chooser(self, seq: Canvas, learns: bool) -> BatchChooser:
+        """Whoever says which drafts pay for a sequence."""
+        company = self.company if self.costs.shared else Company()
+        account = self.account if learns else Account()
+        return BatchChooser(seq, self.costs, company, account)
+
     def know_costs(self, lane: int) -> None:
         """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
         is free. Processes that share a model must all decide alike, so they never know."""
-        if self.costs.known or _several_processes():
+        if self.costs.known or several_processes():
             return
         about = identity(self.backbone)
         self.costs.curve = load_curve(about)
@@ -163,6 +169,8 @@ class Host:
         new = self.slots.add_features(asked, self.backbone.hidden_size)
         if new:
             self.runner.forget_captures()
+            if self.writer is not None:
+                self.writer.forget()
             self.forget()
         return new
 
@@ -189,6 +197,11 @@ class Host:
         for memo in self.memos:
             memo.release()
         self.pool.clear()
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of plain text that the model had best write in one launch."""
+        return 1 if self.writer is None else self.writer.at_once
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""

@@ -1,18 +1,22 @@
 """How many rows of prompts a forward reads while others write: as many as leave their steps below
-twice the usual time, as measured while it runs."""
+twice the usual time, by what steps have taken."""
 
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import defaultdict, deque
 
 import torch
 
-FIRST = {"cpu": 4}  # rows to begin with
+from forerun.engine.costs import StepCosts, rows_bucket
+
+FIRST = {"cpu": 4}  # rows to begin with, or as many as are written, if those are more
 FIRST_ELSEWHERE = 128
 LEAST = 2
 MOST = 2048
-LOOKS = 3  # steps whose middle one decides
+MORE = 0.8  # of a usual step, that reading may take: what it takes is known from the last chunks
+LOOKS = 3  # chunks whose middle one counts
+RECENT = 9  # steps of one size that count
 
 
 class Pace:
@@ -21,33 +25,64 @@ class Pace:
     Processes that share a model must all do the same, so there they stay as they are.
     """
 
-    def __init__(self, device: torch.device, rows: int | None = None):
-        self.rows = rows or FIRST.get(device.type, FIRST_ELSEWHERE)
+    def __init__(self, costs: StepCosts, rows: int | None = None):
+        self.costs = costs
+        self.rows = rows or FIRST.get(costs.device_type, FIRST_ELSEWHERE)  # that were allowed last
         self._fixed = rows is not None or several_processes()
-        self._usual: deque[float] = deque(maxlen=15)
-        self._more: deque[float] = deque(maxlen=LOOKS)
+        self._first = self.rows
+        self._usual: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._per_row: deque[float] = deque(maxlen=LOOKS)  # seconds, of rows that were read
+        self._read = 0  # rows of the last chunk
 
-    def stepped(self, seconds: float, read_prompts: bool) -> None:
-        """A step of those who write took so long, and read rows of prompts or not."""
-        if self._fixed:
-            return
-        if not read_prompts:
-            self._usual.append(seconds)
-            return
-        if not self._usual:
-            return
-        self._more.append(seconds / statistics.median(self._usual) - 1)
-        if len(self._more) < LOOKS:
-            return
-        more = statistics.median(self._more)
-        if more > 0.95 and self.rows > LEAST:
-            self._set(self.rows // 2)
-        elif more < 0.45 and self.rows < MOST:  # with twice the rows it would be below 0.9
-            self._set(self.rows * 2)
+    def budget(self, writing: int) -> int:
+        """How many rows of prompts a forward may read in which others have so many."""
+        if not self._fixed:
+            self.rows = power_of_two(self._allowed(writing))
+        return self.rows
 
-    def _set(self, rows: int) -> None:
-        self.rows = rows
-        self._more.clear()
+    def _allowed(self, writing: int) -> float:
+        """Where a row that is read costs what a written one does, as many as are written are fine.
+        Later it is known better; then too, no chunk is more than twice as long as the last."""
+        usual = self._usual_step(writing)
+        if usual is None or not self._per_row:
+            return max(self._first, MORE * writing)
+        per_row = max(self._per_row[-1], statistics.median(self._per_row))
+        allowed = MORE * usual / max(per_row, 1e-9)
+        return min(allowed, 2 * max(self._read, self._first), self._fits(writing))
+
+    def _fits(self, writing: int) -> float:
+        """What fits by the costs of forwards, where those are known: they say where more rows begin
+        to cost, before it is tried."""
+        rows = MOST
+        if self.costs.known:
+            most = (1 + MORE) * self.costs.forward(max(1, writing))
+            while rows > LEAST and self.costs.forward(writing + rows) > most:
+                rows //= 2
+        return rows
+
+    def _usual_step(self, writing: int) -> float | None:
+        """What a step takes that reads nothing: as seen, or as one of fewer rows took."""
+        sizes = [size for size in self._usual if size <= rows_bucket(writing)]
+        return statistics.median(self._usual[max(sizes)]) if sizes else None
+
+    def stepped(self, seconds: float, writing: int, reading: int) -> None:
+        """A step of those who write took so long. It had so many rows of theirs, and read so many
+        rows of prompts."""
+        if self._fixed or not writing:
+            return
+        if not reading:
+            self._usual[rows_bucket(writing)].append(seconds)
+            return
+        usual = self._usual_step(writing)
+        if usual is not None:
+            self._per_row.append(max(0.0, seconds - usual) / reading)
+            self._read = reading
+
+
+def power_of_two(rows: float) -> int:
+    """The largest one up to so many, within bounds."""
+    whole = int(min(max(rows, LEAST), MOST))
+    return 1 << (whole.bit_length() - 1)
 
 
 def several_processes() -> bool:

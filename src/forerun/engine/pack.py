@@ -243,7 +243,8 @@ class PaddedBatch:
 # rows times heads that matrix units take at least, so that a lower tile would not be cheaper
 LEAST_ROWS = 16
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
-SHARE = 256  # slots that are added up together; texts are cut at multiples of it
+SLOTS = 64  # of one share: slots that are added up together; texts are cut at multiples of it
+AT_ONCE = 4  # shares that a program takes at a time, where each has not one of its own
 NO_SLOT = np.int32(np.iinfo(np.int32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -253,7 +254,7 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 class Tiles(Generic[Array]):
     """Rows as attention kernels take them. Up to `height` neighbouring rows of one sequence form a
     tile, which looks at slots [0, near) and [lo, far) of its lane. With `splits`, every share of
-    those slots has a program of its own, up to so many."""
+    those slots is looked at apart, up to so many; else one program looks at all of them."""
 
     bounds_6N: Array  # of each tile: first row, rows, lane, near, lo, far
     spans_3T: Array  # of each row: horizon, lo, hi
@@ -293,7 +294,7 @@ def make_tiles(
     longest = int((near + far - lo).max()) + ahead  # slots that one tile looks at
     # A program per share pays while there are few tiles.
     few = 2 * bounds.shape[1] * key_heads < programs
-    splits = _split_count(-(-longest // SHARE)) if few else 1
+    splits = AT_ONCE * _split_count(-(-longest // (AT_ONCE * SLOTS))) if few else 1
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
 
 

@@ -23,14 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.base import words
 from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
-from forerun.probability.acceptance import Sampler
-from forerun.probability.logits import Warp, warp_columns
+from forerun.probability.acceptance import Sampler, sample_token
+from forerun.probability.logits import Warp, likeliest, unpacked, warp_columns
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
-from forerun.probability.outcomes import Outcome, PackedOutcome
-from forerun.probability.pending import LawRows, PendingLaws, gather_rows, made, model_laws
+from forerun.probability.outcomes import Outcome, PackedOutcome, Token
+from forerun.probability.pending import (
+    LawRows,
+    PendingLaws,
+    gather_rows,
+    made,
+    model_laws,
+    write_masks,
+)
 from forerun.probability.transfer import HostCopy
 from forerun.sequence.canvas import Draw
 
@@ -106,10 +114,11 @@ class Rules:
         return ProgramSize.of(batch)
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
-        sampler = self._sampler(batch.noise)
-        arguments = [stack(column, batch.device) for column in batch.made]
-        outcome = batch.rule(*arguments, sampler)
-        check_outcome(outcome, len(batch.draws))
+        outcome = batch.without_chance() if self.by_noise else None
+        if outcome is None:
+            arguments = [stack(column, batch.device) for column in batch.made]
+            outcome = batch.rule(*arguments, self._sampler(batch.noise))
+            check_outcome(outcome, len(batch.draws))
         packed = PackedOutcome(outcome)
         return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
 
@@ -161,6 +170,17 @@ class RuleBatch:
         pending = [cast("Sequence[PendingLaws]", c) for c in self.columns if is_pending(c)]
         return {name_of(column): column for column in pending}
 
+    def without_chance(self) -> Outcome | None:
+        """What plain decoding draws at temperature 0, if this is that: on a CPU making laws that
+        are certain, and drawing from them, costs more than the rest of a step."""
+        if self.rule is not sample_token or not is_pending(self.columns[0]):
+            return None
+        laws = cast("Sequence[PendingLaws]", self.columns[0])
+        if not all(law.is_certain for law in laws):
+            return None
+        parts = [part for law in laws for part in law.parts]
+        return Token.of_batch(token=likeliest(PendingLaws(parts).logits_NV))
+
     @cached_property
     def made(self) -> list[list[RuleArgument]]:
         """The arguments as rules take them: laws are made."""
@@ -194,6 +214,7 @@ class ProgramSize:
     arguments: tuple[ArgumentSize, ...]
     vocab: int
     dtypes: tuple[torch.dtype, ...]  # of the logits
+    masked: tuple[bool, ...]  # have the logits bitmasks?
     warp: Warp
 
     @classmethod
@@ -221,8 +242,9 @@ class ProgramSize:
         if size * rows * vocab * 4 > MOST_BYTES:
             return None
         dtypes = tuple(dtype_of(column) for column in batch.sources.values())
+        masked = tuple(is_masked(column) for column in batch.sources.values())
         warp = Warp.of(samplings, vocab)
-        return cls(batch.rule, size, tuple(arguments), vocab, dtypes, warp)
+        return cls(batch.rule, size, tuple(arguments), vocab, dtypes, masked, warp)
 
 
 def is_pending(column: Sequence[object]) -> bool:
@@ -234,7 +256,7 @@ def name_of(column: Sequence[PendingLaws]) -> tuple[tuple[int, ...], ...]:
     """Which rows of logits some laws are of. A law and the model's own law are often of the same
     rows, and then share a copy of them."""
     return tuple(
-        (b, id(part.logits_RV), part.first, part.rows)
+        (b, id(part.logits_RV), id(part.masks_RW), part.first, part.rows)
         for b, laws in enumerate(column)
         for part in laws.parts
     )
@@ -244,6 +266,11 @@ def dtype_of(column: Sequence[PendingLaws]) -> torch.dtype:
     """The kind of number that holds all logits of some laws: edited ones are float32 at least."""
     dtypes = {part.logits_RV.dtype for laws in column for part in laws.parts}
     return reduce(torch.promote_types, dtypes)
+
+
+def is_masked(column: Sequence[PendingLaws]) -> bool:
+    """Does a constraint hold for any of some laws?"""
+    return any(part.masks_RW is not None for laws in column for part in laws.parts)
 
 
 def longest(column: Sequence[object]) -> int:
@@ -288,19 +315,22 @@ class RuleProgram:
         self._ahead = self._rows  # draws that are foreseen, as soon as it is known how many
         sources = len(batch.sources)
         numbers = [sources, self._calls, self._rows, 4]
-        parts = [*tokens, *(size.batch * each for each in numbers)]
+        masks = self._mask_sizes()
+        parts = [*tokens, *(size.batch * each for each in numbers), sum(masks)]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
-        *self._host_tokens, counts, noise, ahead, warp = np.split(
+        *self._host_tokens, counts, noise, ahead, warp, bits = np.split(
             self._host.numpy(), np.cumsum(parts)[:-1]
         )
+        self._host_masks = np.split(bits.view(np.int32), 2 * np.cumsum(masks)[:-1])
         self._host_counts = counts.reshape(sources, size.batch)
         self._host_noise = noise.view(np.float64).reshape(size.batch, self._calls)
         self._host_ahead = ahead.view(np.float64).reshape(size.batch, self._rows)
         self._host_warp = warp.view(np.float64).reshape(4, size.batch)
         self._host_noise[:] = 0.5
         self._host_ahead[:] = 0.5
-        *self._tokens, counts_S, noise_S, ahead_S, warp_S = self._device.split(parts)
+        *self._tokens, counts_S, noise_S, ahead_S, warp_S, bits_S = self._device.split(parts)
+        self._masks = bits_S.view(torch.int32).split([2 * each for each in masks])
         self._counts_SB = counts_S.view(sources, size.batch)
         self._noise_BC = noise_S.view(torch.float64).view(size.batch, self._calls)
         self._ahead_BL = ahead_S.view(torch.float64).view(size.batch, self._rows)
@@ -320,6 +350,13 @@ class RuleProgram:
         if on_gpu:
             with capturing_alone():
                 self._run = capture_graph(self._program, pool)
+
+    def _mask_sizes(self) -> list[int]:
+        """For each of the logits, how many numbers of 64 bits hold its bitmasks."""
+        per_row = words(self.size.vocab)
+        rows = [self.size.batch * self._law_rows(i) for i in range(len(self.size.masked))]
+        sizes = [-(-each * per_row // 2) for each in rows]
+        return [size if masked else 0 for size, masked in zip(sizes, self.size.masked)]
 
     def _law_rows(self, index: int) -> int:
         laws = [a for a in self.size.arguments if a.kind.endswith("laws")]
@@ -349,6 +386,10 @@ class RuleProgram:
             logits_BLV = self._logits[index]
             parts = [part for one in laws for part in padded_parts(one, logits_BLV.shape[1])]
             gather_rows(parts, out=logits_BLV.flatten(0, 1))
+            if size.masked[index]:
+                rows = logits_BLV.shape[0] * logits_BLV.shape[1]
+                bits = self._host_masks[index][: rows * words(size.vocab)]
+                write_masks(bits.reshape(rows, -1), parts)
         if size.warp.warm:
             samplings = [draw.seq.history.sampling for draw in batch.draws]
             self._host_warp[:] = np.array(warp_columns([*samplings, *samplings[:1] * missing]))
@@ -384,6 +425,10 @@ class RuleProgram:
         logits_BLV = self._logits[argument.logits]
         batch, rows, _ = logits_BLV.shape
         logits_RV = logits_BLV.flatten(0, 1)
+        if self.size.masked[argument.logits]:
+            bits = self._masks[argument.logits][: batch * rows * words(self.size.vocab)]
+            allowed_RV = unpacked(bits.view(batch * rows, -1), self.size.vocab)
+            logits_RV = logits_RV.masked_fill(~allowed_RV, -math.inf)
         if argument.kind == "model laws":
             law_RV = model_laws(logits_RV)
         else:

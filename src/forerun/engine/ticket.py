@@ -64,7 +64,8 @@ class Running:
             self.seq.draws += 1
         elif isinstance(waited, Continuation):
             self.seq.draws += waited.drawn
-            self.seq.trace.draft_forwards += waited.drawn
+            self.seq.trace.draft_forwards += waited.drawn if waited.drafting else 0
+            self.seq.trace.forwards += 0 if waited.drafting else max(1, waited.drawn)
         elif waited is not None and waited.drafting:
             self.seq.trace.draft_forwards += 1
         elif waited is not None:

@@ -53,7 +53,10 @@ class Turn:
         ready = [one for one in self._waiting if self._may_go_on(one)]
         starts = {one: self._memo(one).find(plan_of(one)) for one in ready}
         reading = {one for one, start in starts.items() if _unread(plan_of(one), start) > FEW}
-        left = self._host.pace.rows if self._somebody_writes(reading) else ALONE
+        left = ALONE
+        if self._somebody_writes(reading):
+            others = [(plan_of(one), start) for one, start in starts.items() if one not in reading]
+            left = self._host.pace.budget(sum(plan.rows.shape[1] - at for plan, at in others))
         parts = []
         for one, start in starts.items():
             if self._memo(one).gave_back:  # to an older one, just now

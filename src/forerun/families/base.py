@@ -20,6 +20,7 @@ from forerun.probability.distributions import tempered
 from forerun.probability.logits import ChainRows
 from forerun.probability.outcomes import Placement
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.choosing import Chooser
 from forerun.sequence.question import (
     BlankLaws,
     Branch,
@@ -122,6 +123,11 @@ class ModelHandle:
         """What steps of the model cost, here and now. It may change guesses, never decisions."""
         return self.host.costs
 
+    def chooser(self, seq: Canvas, learns: bool) -> Chooser:
+        """Whoever says which drafts pay for a sequence. It `learns` from earlier requests, and for
+        later ones."""
+        return self.host.chooser(seq, learns)
+
     @property
     def rows_are_cheap(self) -> bool:
         """Do more rows in one forward cost little more time, as on a GPU?"""
@@ -180,6 +186,26 @@ class ChainScorer(ModelHandle):
         [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
 
+    async def write(self, seq: Canvas) -> list[int]:
+        """The next token, drawn from its law: x ~ p(. | text). Or the next few, where several cost
+        one launch and nobody looks at what is between them."""
+        at_once = self._several(seq)
+        if at_once is None:
+            law_V = await self.next_law(seq)
+        else:
+            answer = await at_once
+            if isinstance(answer, Written):
+                return answer.tokens
+            law_V = answer[0][0]
+        drawn = await seq.draw(sample_token, law_V)
+        return [drawn.token]
+
+    def _several(self, seq: Canvas) -> Continuation | None:
+        k = self.host.at_once
+        if k == 1 or seq.logprobs.wanted or seq.recorder is not None:
+            return None
+        return self._continuation(seq, k, 1.0)
+
     async def write_on(self, seq: Canvas, k: int, temperature: float = 1.0) -> Written:
         """At most k tokens that the model writes after the text, each drawn from its own law, up to
         the one that ends it. The draws' temperature is times the request's own."""
@@ -204,8 +230,9 @@ class ChainScorer(ModelHandle):
             return None
         first = ChainRows(seq.history, (), [0])
         return Continuation(
-            self.host, plan, seq, [first], [()], True, False, tokens=k, temperature=temperature
-        )
+            self.host, plan, seq, [first], [()], self.drafting, False, tokens=k,
+            temperature=temperature,
+        )  # fmt: skip
 
 
 class BlankFiller(ModelHandle):

@@ -1,7 +1,7 @@
 """A method that chooses: how many tokens to draft and by whom, or none, step by step.
 
-`choosing` looks at costs and at what was accepted before; never at a draft that was drawn and is
-still to be judged. That keeps the law: whether a token is drafted must not depend on what it is.
+What is chosen hangs on costs and on what was accepted before; never on a draft that was drawn and
+is still to be judged. That keeps the law: whether a token is drafted must not depend on what it is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from forerun.drafters.base import Drafter
 from forerun.families.base import ChainScorer
-from forerun.methods.choosing import Chooser
-from forerun.methods.sources import DEEPEST
+from forerun.methods.sources import DEEPEST, draft_by, sources_of
 from forerun.options import check_flag, check_whole
 from forerun.probability.acceptance import sample_token
 from forerun.registry import method
@@ -37,12 +36,12 @@ async def auto(
 ) -> None:
     """Draft as many tokens as pay, or none: by copying the text, by Jacobi's guesses or by a draft
     model. What forwards cost here, how full the batch is and what was accepted decide."""
-    chooser = Chooser(seq, target, drafter, options.most, options.learn)
+    sources = sources_of(seq, target, drafter, options.learn)
+    chooser = target.chooser(seq, options.learn)
     try:
         while seq.goes_on():
-            source, k = chooser.choose()
-            draft = await chooser.draft(source, k)
-            if draft:
+            source, k = chooser.choose(sources, options.most)
+            if source and (draft := await draft_by(source, k, sources)):
                 accepted = await source.judge(draft)
                 source.learn(len(draft), accepted)
                 continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.base import ChainScorer
-from forerun.probability.acceptance import sample_token
 from forerun.registry import NoOptions, method
 from forerun.sequence.canvas import Canvas
 
@@ -17,9 +16,9 @@ from forerun.sequence.canvas import Canvas
 async def autoregressive(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
     """One token per forward, from the model's own law."""
     while seq.goes_on():
-        p_V = await target.next_law(seq)
-        drawn = await seq.draw(sample_token, p_V)
-        seq.fill(seq.next(1), [drawn.token], "sampled")
+        for token in await target.write(seq):  # x_i ~ p(. | x_<i)
+            if not seq.done:
+                seq.fill(seq.next(1), [token], "sampled")
 
 
 sequential = method("sequential", guarantee="exact", reference="sequential", needs=(SubsetScorer,))(

@@ -15,7 +15,7 @@ from forerun.families.base import ChainScorer, ModelHandle
 from forerun.families.causal import TreeScorer
 from forerun.families.masked import CanvasFiller
 from forerun.probability.covers import Cover, cover_law, draw_cover
-from forerun.probability.pending import PendingLaws, gather_rows
+from forerun.probability.pending import PendingLaws
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.question import BlankLaws, Branch
 
@@ -97,4 +97,4 @@ async def _on_canvases(seq: Canvas, target: CanvasFiller, healing: Healing) -> l
 
 def _logits(laws: BlankLaws) -> Tensor:
     """The logits that a model's own laws are made of."""
-    return gather_rows(cast("PendingLaws", laws.model_law).parts)
+    return cast("PendingLaws", laws.model_law).logits_NV

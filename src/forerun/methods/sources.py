@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
-from forerun.drafters.base import NO_DRAFT, Draft, Drafter, spelled_out
+from forerun.drafters.base import NO_DRAFT, Draft, Drafter, spelled_out, without_waste
 from forerun.drafters.copying import FIRST_ODDS, Copying
 from forerun.drafters.odds import ModelOdds, Odds
 from forerun.families.base import ChainScorer
@@ -17,35 +19,38 @@ FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
 FIRST_GUESSED = (0.15, 0.1, 0.1, 0.1)
 DEEPEST = 64
+log = logging.getLogger("forerun")
 
 
-class Source:
-    """A drafter. This one never has anything to say."""
+class Source(ABC):
+    """A drafter, and what it offers (`sequence/choosing.py`)."""
 
-    name = "none"
+    name: str
     learns_unasked = True  # or must it draft for anybody to know whether that pays?
-    lengths: Collection[int] = ()  # that are worth considering
+    lengths: Collection[int]  # that are worth considering
 
     def __init__(self, seq: Canvas, target: ChainScorer):
         self.seq = seq
         self.target = target
 
+    @abstractmethod
     def chances(self, most: int) -> Sequence[float]:
         """Of each of the next tokens to be accepted, given those before it; none where there is
         nothing to say."""
-        return ()
 
     def seconds(self, k: int) -> float:
         """What drafting k tokens costs, beside their rows."""
         return 0.0
 
+    @abstractmethod
     async def propose(self, k: int) -> Draft:
-        return NO_DRAFT
+        """A draft of up to k tokens."""
 
     async def judge(self, draft: Draft) -> int:
         """Have a draft judged. How many of its tokens were accepted."""
         return await judge(self.seq, self.target, draft)
 
+    @abstractmethod
     def learn(self, drafted: int, accepted: int) -> None:
         """A verdict on a draft of its."""
 
@@ -66,6 +71,9 @@ class Copies(Source):
     async def propose(self, k: int) -> Draft:
         return self._copying.draft(self.seq, k)
 
+    def learn(self, drafted: int, accepted: int) -> None:
+        """It follows the text: a verdict tells it nothing new."""
+
 
 class ByDepth(Source):
     """A source whose odds go by how deep in a draft a token stands."""
@@ -78,6 +86,7 @@ class ByDepth(Source):
         self._odds = odds
 
     def chances(self, most: int) -> Sequence[float]:
+        self._odds.rest()
         return [self._odds.chance(depth) for depth in range(most)]
 
     def learn(self, drafted: int, accepted: int) -> None:
@@ -148,6 +157,18 @@ class Guesses(ByDepth):
             super().learn(drafted, accepted)
 
 
+async def draft_by(source: Source, k: int, sources: list[Source]) -> Draft:
+    """The draft that was chosen. A source that fails is dropped, and the trace says so."""
+    try:
+        return without_waste(source.seq, await source.propose(k))
+    except Exception as error:
+        sources.remove(source)
+        words = f"drafter '{source.name}' failed and was dropped for this request: {error}"
+        source.seq.trace.notes.append(words)
+        log.warning(words)
+        return NO_DRAFT
+
+
 def sources_of(
     seq: Canvas, target: ChainScorer, drafter: Drafter | None, learn: bool
 ) -> list[Source]:
@@ -167,6 +188,8 @@ def sources_of(
         found.append(Spelled(seq, target, odds("constraint", FIRST_SPELLED)))
     found.append(Guesses(seq, target, odds("jacobi", FIRST_GUESSED)))
     if drafter is not None:
-        name = f"{type(drafter).__name__} {id(getattr(drafter, 'model', None))}"
+        # A request has its own handle of a draft model; what was learnt of the model stays.
+        host = getattr(getattr(drafter, "model", None), "host", None)
+        name = f"{type(drafter).__name__} {id(host)}"
         found.append(Drafted(seq, target, odds(name, FIRST_DRAFTED), drafter))
     return found

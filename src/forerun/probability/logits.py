@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.constraints.base import BITS, Constraint, words
+from forerun.constraints.base import ANY, BITS, Constraint, words
 from forerun.constraints.canvas import OnCanvas
+from forerun.constraints.left_to_right import look_ahead
 from forerun.constraints.sum_product import conditioned
 from forerun.options import Sampling
 from forerun.probability.transfer import array_to_device, to_device
@@ -137,7 +139,7 @@ class ChainRows:
         """What the constraint allows, [L, W]; everything if there is none."""
         constraint = self.history.constraint
         if constraint is None or not self.rows:
-            return np.full((self.rows, words(self.history.vocab)), -1, np.int32)
+            return np.full((self.rows, words(self.history.vocab)), ANY, np.int32)
         return constraint.masks(self.tokens, self.places, self.prefixes, self.positions)
 
     def _output_counts(self, length: int) -> np.ndarray:
@@ -161,26 +163,35 @@ def penalise(logits_LV: Tensor, prompt_V: Tensor, output_LV: Tensor, sampling: S
     )
 
 
-def edited_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+class MaskedLogits(NamedTuple):
+    """Logits, and what constraints leave of them. Whoever makes the laws applies the masks: on a
+    GPU the rule's own program does, so that they are sent with all else that it needs."""
+
+    logits_RV: Tensor
+    masks_RW: np.ndarray | None = None  # bitmasks; None where everything is allowed
+
+    def applied(self) -> Tensor:
+        """The logits of what is allowed."""
+        if self.masks_RW is None:
+            return self.logits_RV
+        return masked(self.logits_RV, self.masks_RW)
+
+
+def edited_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogits:
     """The logits of a batch after everything that depends on each row's text so far. `logits_RV` is
     read only."""
-    if not any(chain.history.edits_logits for chain in chains):
-        return logits_RV
-    logits_RV = _at_least_single(logits_RV)
     if any(chain.history.adds_to_logits for chain in chains):
-        parts = logits_RV.split([chain.rows for chain in chains])
+        parts = _at_least_single(logits_RV).split([chain.rows for chain in chains])
         logits_RV = torch.cat(
             [c.edit(p) if c.history.adds_to_logits and c.rows else p for c, p in zip(chains, parts)]
         )
-    if any(chain.history.constraint is not None for chain in chains):
-        logits_RV = constrained(logits_RV, chains)
-    return logits_RV
+    return constrained(logits_RV, chains)
 
 
 def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
     read only."""
-    logits_RV = edited_logits(logits_RV, chains)
+    logits_RV = edited_logits(logits_RV, chains).applied()
     return row_laws(logits_RV, [c.history.sampling for c in chains for _ in range(c.rows)])
 
 
@@ -262,23 +273,46 @@ class Warp:
         return p_RV / p_RV.sum(-1, keepdim=True)
 
 
-def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
-    """The logits of what constraints allow. All masks go to the device in one copy; they are made
-    while it still works on the logits."""
-    masks_RW = np.concatenate([chain.bitmasks() for chain in chains])
-    logits_RV = logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
-    if not any(chain.drafts for chain in chains):
-        return logits_RV
+def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogits:
+    """The logits, and masks of what constraints allow. They are made while the device still works
+    on the logits. Only drafts on a canvas need them at once."""
+    if not any(chain.history.constraint is not None for chain in chains):
+        return MaskedLogits(logits_RV)
+    masks_RW = masks_of(chains)
+    if not any(_is_drafted(chain) for chain in chains):
+        return MaskedLogits(logits_RV, masks_RW)
+    logits_RV = masked(_at_least_single(logits_RV), masks_RW)
     parts = zip(chains, logits_RV.split([chain.rows for chain in chains]))
-    return torch.cat([drafted(part, chain) if chain.drafts else part for chain, part in parts])
+    return MaskedLogits(
+        torch.cat([drafted(part, chain) if _is_drafted(chain) else part for chain, part in parts])
+    )
+
+
+def masks_of(chains: Sequence[ChainRows]) -> np.ndarray:
+    """What every row of a batch may be, [R, W]."""
+    asked = [
+        (chain.history.constraint, chain.tokens[: max(chain.prefixes)])
+        for chain in chains
+        if chain.history.constraint is not None and chain.rows
+    ]
+    look_ahead(asked)
+    return np.concatenate([chain.bitmasks() for chain in chains])
+
+
+def masked(logits_RV: Tensor, masks_RW: np.ndarray) -> Tensor:
+    """The logits of tokens that bitmasks have."""
+    return logits_RV.masked_fill(~allowed_by(masks_RW, logits_RV), -math.inf)
+
+
+def _is_drafted(chain: ChainRows) -> bool:
+    return chain.drafts and bool(chain.rows) and isinstance(chain.history.constraint, OnCanvas)
 
 
 def drafted(logits_LV: Tensor, chain: ChainRows) -> Tensor:
     """On a canvas: laws of drafted blanks, conditioned on the language that they must spell
     together. The next blank's law is its own already."""
     constraint = chain.history.constraint
-    if not isinstance(constraint, OnCanvas) or not chain.rows:
-        return logits_LV
+    assert isinstance(constraint, OnCanvas)
     prefix = chain.prefixes[0]
     walks = constraint.drafted_walks(chain.tokens[:prefix], chain.places[:prefix], chain.positions)
     fixed = [i for i, where in enumerate(chain.positions) if where == constraint.first_blank]
@@ -288,11 +322,13 @@ def drafted(logits_LV: Tensor, chain: ChainRows) -> Tensor:
     return logits_LV
 
 
-def own_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
+def own_logits(
+    logits_RV: Tensor, chains: Sequence[ChainRows], edited: MaskedLogits
+) -> MaskedLogits:
     """The logits of the model's own laws, before any parameter: of what constraints leave."""
-    if not any(chain.history.constraint is not None for chain in chains):
-        return logits_RV
-    return constrained(_at_least_single(logits_RV), chains)
+    if edited.masks_RW is not None:
+        return MaskedLogits(logits_RV, edited.masks_RW)
+    return constrained(logits_RV, chains)
 
 
 def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
@@ -302,10 +338,15 @@ def allowed_by(masks_RW: np.ndarray, like_RV: Tensor) -> Tensor:
         bytes_RN = np.ascontiguousarray(masks_RW).view(np.uint8)
         bits_RV = np.unpackbits(bytes_RN, axis=-1, count=vocab, bitorder="little")
         return torch.from_numpy(bits_RV.view(bool))
-    packed_RW1 = array_to_device(masks_RW, like_RV.device)[:, :, None]
-    bit_B = torch.arange(BITS, dtype=torch.int32, device=like_RV.device)
-    flags_RV = ((packed_RW1 >> bit_B) & 1).view(len(masks_RW), -1)
-    return flags_RV[:, :vocab].bool()
+    return unpacked(array_to_device(masks_RW, like_RV.device), vocab)
+
+
+def unpacked(masks_RW: Tensor, vocab: int) -> Tensor:
+    """Bitmasks on a device as truth values, [R, V]."""
+    bit_B = torch.arange(BITS, dtype=torch.int32, device=masks_RW.device)
+    value_B = torch.ones_like(bit_B) << bit_B
+    flags_RWB = (masks_RW[:, :, None] & value_B) != 0
+    return flags_RWB.flatten(1)[:, :vocab]
 
 
 def greedy(logits_RV: Tensor) -> Tensor:
@@ -314,6 +355,12 @@ def greedy(logits_RV: Tensor) -> Tensor:
     best_R1, token_R1 = logits_RV.max(-1, keepdim=True)
     law_RV = torch.zeros_like(logits_RV, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
     return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
+
+
+def likeliest(logits_RV: Tensor) -> Tensor:
+    """The token that a greedy law is certain of, [R]; -1 where it is certain of nothing."""
+    best_R, token_R = logits_RV.max(-1)
+    return torch.where(best_R > -math.inf, token_R, -1)
 
 
 def nucleus(p_RV: Tensor, top_p_R1: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.probability.acceptance import Sampler, rule_factory
 from forerun.probability.distributions import point_mass
 from forerun.probability.outcomes import Tokens
-from forerun.probability.pending import PendingLaws, gather_rows
+from forerun.probability.pending import PendingLaws
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Markov:
         if not isinstance(law, PendingLaws):
             raise TypeError("only laws that are not made yet")
         moved_NV = self.before_VR[before_N] @ self.after_VR.T
-        logits_NV = gather_rows(law.parts)
+        logits_NV = law.logits_NV
         exact = torch.promote_types(logits_NV.dtype, torch.float32)
         corrected_NV = logits_NV.to(exact) + moved_NV.to(exact)
         return PendingLaws.of(corrected_NV, 0, len(corrected_NV), law.parts[0].sampling)

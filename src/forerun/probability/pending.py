@@ -17,19 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.constraints.base import ANY
 from forerun.options import Sampling
-from forerun.probability.logits import row_laws
+from forerun.probability.logits import MaskedLogits, row_laws
 from forerun.probability.transfer import to_device
 
 
 class LawRows(NamedTuple):
     """Neighbouring rows of logits, and what turns them into laws: sampling parameters, or nothing
-    but the softmax where only the model's own laws are wanted."""
+    but the softmax where only the model's own laws are wanted; and of the same rows, bitmasks of
+    what constraints allow."""
 
     logits_RV: Tensor
     first: int
     rows: int
     sampling: Sampling | None
+    masks_RW: np.ndarray | None = None
 
     def cut(self, start: int, stop: int) -> LawRows:
         return self._replace(first=self.first + start, rows=stop - start)
@@ -45,19 +48,26 @@ class PendingLaws:
         self.count = sum(part.rows for part in parts)  # of laws
 
     @classmethod
-    def of(cls, logits_RV: Tensor, first: int, count: int, sampling: Sampling | None) -> Tensor:
+    def of(
+        cls, logits: Tensor | MaskedLogits, first: int, count: int, sampling: Sampling | None
+    ) -> Tensor:
         """The laws of neighbouring rows of logits: to whoever gets them, a tensor."""
-        return cast("Tensor", cls([LawRows(logits_RV, first, count, sampling)]))
+        logits_RV, masks_RW = logits if isinstance(logits, MaskedLogits) else (logits, None)
+        return cast("Tensor", cls([LawRows(logits_RV, first, count, sampling, masks_RW)]))
+
+    @property
+    def logits_NV(self) -> Tensor:
+        """The logits that the laws are made of."""
+        return MaskedLogits(gather_rows(self.parts), gather_masks(self.parts)).applied()
 
     @cached_property
     def tensor(self) -> Tensor:
         """The laws themselves."""
-        logits_NV = gather_rows(self.parts)
         if self.of_model:
-            law_NV = model_laws(logits_NV)
+            law_NV = model_laws(self.logits_NV)
         else:
             samplings = [p.sampling for p in self.parts for _ in range(p.rows)]
-            law_NV = row_laws(logits_NV, cast("list[Sampling]", samplings))
+            law_NV = row_laws(self.logits_NV, cast("list[Sampling]", samplings))
         return law_NV[0] if self.single else law_NV
 
     @staticmethod
@@ -72,6 +82,13 @@ class PendingLaws:
     def of_model(self) -> bool:
         """Are they the model's own laws?"""
         return self.parts[0].sampling is None
+
+    @property
+    def is_certain(self) -> bool:
+        """Is each of them, at temperature 0, certain of one token?"""
+        return all(
+            part.sampling is not None and not part.sampling.temperature for part in self.parts
+        )
 
     @property
     def device(self) -> torch.device:
@@ -185,6 +202,31 @@ def gather_rows(parts: Sequence[LawRows], out: Tensor | None = None) -> Tensor:
     if out is None:
         return source_SV.index_select(0, index_R)
     return torch.index_select(source_SV, 0, index_R, out=out)
+
+
+def gather_masks(parts: Sequence[LawRows]) -> np.ndarray | None:
+    """The bitmasks of some rows, part after part; None where there are none."""
+    known = [part.masks_RW for part in parts if part.masks_RW is not None]
+    if not known:
+        return None
+    masks_NW = np.empty((sum(part.rows for part in parts), known[0].shape[1]), np.int32)
+    write_masks(masks_NW, parts)
+    return masks_NW
+
+
+def write_masks(place_NW: np.ndarray, parts: Sequence[LawRows]) -> None:
+    """Write the bitmasks of some rows, part after part."""
+    whole = parts[0].masks_RW
+    if whole is not None and all(p.masks_RW is whole for p in parts) and _are_neighbours(parts):
+        place_NW[:] = whole[parts[0].first : parts[-1].first + parts[-1].rows]
+        return
+    at = 0
+    for part in parts:
+        end = at + part.rows
+        masks_RW = part.masks_RW
+        here = ANY if masks_RW is None else masks_RW[part.first : part.first + part.rows]
+        place_NW[at:end] = here
+        at = end
 
 
 def _are_neighbours(parts: Sequence[LawRows]) -> bool:

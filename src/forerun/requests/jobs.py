@@ -371,6 +371,10 @@ class Failed:
         return self._results
 
 
+def wake_nobody(urgent: bool) -> None:
+    """Whoever waits without an event loop sees what comes."""
+
+
 class Jobs:
     """Some requests being served.
 
@@ -398,7 +402,7 @@ class Jobs:
         self._shown = [0] * len(self.jobs)  # characters of each that were yielded
         self._events: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()  # None: all are over
         self._over = threading.Event()
-        self._wake: Callable[[], object] = do_nothing  # the event loop that waits, if one does
+        self._wake: Callable[[bool], object] = wake_nobody  # or the event loop that waits
         self._tell_over: Callable[[], object] = do_nothing
         self._tickets: list[Ticket] = []
         for index, job in enumerate(self.jobs):
@@ -421,16 +425,17 @@ class Jobs:
 
     def _changed(self, index: int, job: Job) -> None:
         """A job has grown or ended."""
+        first = not self._shown[index]
         piece = self._new_text(index, job) if job.streams else ""
         if piece:
             self._events.put((index, piece))
-            self._wake()
+            self._wake(first)
         if job.over:
             self._ended(job.ticket)
 
     def _traced(self, index: int, event: Event) -> None:
         self._events.put((index, event))
-        self._wake()
+        self._wake(False)
 
     def _ended(self, ticket: Ticket) -> None:
         self._unfinished.discard(ticket)
@@ -440,7 +445,7 @@ class Jobs:
     def _finish(self) -> None:
         self._events.put(None)
         self._over.set()
-        self._wake()
+        self._wake(True)
         self._tell_over()
 
     def when_over(self, tell: Callable[[], object]) -> None:
@@ -469,16 +474,28 @@ class Jobs:
         self._events.put(None)  # for whoever iterates again
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+        async for burst in self.bursts():
+            for event in burst:
+                yield event
+
+    async def bursts(self) -> AsyncIterator[list[tuple[int, Any]]]:
+        """All that came since the last look, again and again."""
         arrived = asyncio.Event()
         self._wake = partial(Bell.of(asyncio.get_running_loop()).ring, arrived)
+        over = False
         while True:
             arrived.clear()  # before looking: what comes after the look sets it again
-            while not self._events.empty():
+            burst = []
+            while not over and not self._events.empty():
                 event = self._events.get()
-                if event is None:
-                    self._events.put(None)
-                    return
-                yield event
+                over = event is None
+                if event is not None:
+                    burst.append(event)
+            if burst:
+                yield burst
+            if over:
+                self._events.put(None)  # for whoever iterates again
+                return
             await self.driver.arrival(arrived)
 
     @property
@@ -583,34 +600,53 @@ def reporting(progress: Progress) -> Iterator[Callable[[int, int], object]]:
 class Bell:
     """Wakes an event loop from other threads, for all who wait in it: once, however many events
     come before it looks. Waking it is a system call, and a step of the engine ends with something
-    for every request."""
+    for every request.
+
+    After a look it may rest for `pause` seconds: then it looks again by itself, and only who rings
+    urgently is heard before.
+    """
 
     _bells: WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.pause = 0.0
         self._loop = ref(loop)
         self._arrived: deque[asyncio.Event] = deque()
-        self._rung = False
+        self._called = False  # is a look on its way?
+        self._timer: asyncio.TimerHandle | None = None  # of the look that ends a pause
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
         """The bell of a loop; to be asked for in that loop."""
         return cls._bells.setdefault(loop, cls(loop))
 
-    def ring(self, arrived: asyncio.Event) -> None:
+    def ring(self, arrived: asyncio.Event, urgent: bool = False) -> None:
         """Have an event set in the loop."""
-        self._arrived.append(arrived)
+        self._arrived.append(arrived)  # before asking who will look: that one sees it
         loop = self._loop()
-        if self._rung or loop is None:
+        resting = self._timer is not None and not urgent
+        if self._called or resting or loop is None:
             return
-        self._rung = True
+        self._called = True
         with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
             loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        self._rung = False  # before looking: what comes after the look rings again
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop = self._loop()
+        if self.pause and self._arrived and loop is not None:
+            self._timer = loop.call_later(self.pause, self._look)
+        self._called = False  # before looking: what comes after the look rings again
         while self._arrived:
             self._arrived.popleft().set()
+
+    def _look(self) -> None:
+        """The pause is over."""
+        self._timer = None
+        if self._arrived:
+            self._tell()
 
 
 class Stream:

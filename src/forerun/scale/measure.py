@@ -10,34 +10,53 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from forerun.api import Model
 from forerun.engine.cache import available_bytes
+from forerun.engine.graphs import SIZES
 from forerun.evaluate.evaluation import forget
 from forerun.profile.forward import forwards
 from forerun.profile.machine import machine
 from forerun.scale.plan import PLAIN, Load, Measured, MethodCost, request_seconds
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640)
 CONTEXT = 256  # tokens before the rows that are timed
+AGREE = 0.03  # two runs that differ by less: nothing is compiled or captured any more
+MOST_RUNS = 6
 
 Options = Mapping[str, Any]
 
 
+class Asked(NamedTuple):
+    """Tokens of a request."""
+
+    prompt: int
+    tokens: int  # of its answer
+
+
+CALIBRATION = Asked(64, 48)
+CHECK = Asked(128, 64)
+
+
 @dataclass(frozen=True)
 class Trial:
-    """What is served while a plan's constants are measured, and while they are checked."""
+    """What is served while a plan's constants are measured, and what while they are checked: other
+    numbers in flight, and other requests."""
 
-    calibrated: tuple[int, ...] = (4, 16)  # in flight
-    checked: tuple[int, ...] = (8, 32)
-    prompt: int = 64  # tokens of a request
-    tokens: int = 96  # of its answer
-    waves: int = 3  # requests, for each that is in flight
+    calibrated: tuple[int, ...] = (1, 8, 32)  # in flight
+    checked: tuple[int, ...] = (4, 24)
+    calibration: Asked = CALIBRATION
+    check: Asked = CHECK
+    waves: int = 2  # requests, for each that is in flight
     rows: tuple[int, ...] = ROWS  # of the forwards that are timed
+
+    @property
+    def lanes(self) -> int:
+        return max(*self.calibrated, *self.checked)
 
 
 TRIAL = Trial()
@@ -49,14 +68,14 @@ class Closed:
 
     method: str
     in_flight: int
-    requests: int
-    seconds: float
+    asked: Asked
+    seconds: float  # of a request, from its first forward to its last
     rows: float  # of a sequence in a forward, prompts left out
     tokens_per_forward: float
 
     @property
     def per_second(self) -> float:
-        return self.requests / self.seconds
+        return self.in_flight / self.seconds
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,9 @@ class Check:
     in_flight: int
     predicted: float  # requests a second
     measured: float
+    prompt: int
+    tokens: int
+    tokens_per_forward: float  # as counted meanwhile: a plan is told it
 
     @property
     def error(self) -> float:
@@ -76,58 +98,90 @@ class Check:
         return {**asdict(self), "error": self.error}
 
 
-def prompts_of(model: Model, count: int, length: int) -> list[list[int]]:
-    """Token ids that no two prompts begin with alike, so that no prompt is in the slots already."""
-    rng = np.random.default_rng(0)
-    return rng.integers(5, min(model.vocab, 4000), (count, length)).tolist()
+@dataclass(frozen=True)
+class Bench:
+    """A model, and the text that its prompts are cut from; without one they are drawn."""
+
+    model: Model
+    text: Sequence[int] = ()
+    about: str = "random tokens"
+
+    def prompts(self, count: int, length: int) -> list[list[int]]:
+        """No two begin alike, so that no prompt is in the slots already."""
+        if not len(self.text):
+            rng = np.random.default_rng(0)
+            return rng.integers(5, min(self.model.vocab, 4000), (count, length)).tolist()
+        starts = np.linspace(0, len(self.text) - length, count).astype(int)
+        return [list(self.text[start : start + length]) for start in starts]
+
+    def closed_loop(
+        self, method: str, options: Options, in_flight: int, asked: Asked, waves: int
+    ) -> Closed:
+        """Serve some requests, `in_flight` at a time, again until two runs agree: what is met for
+        the first time is compiled and captured meanwhile, which takes longer than to run it."""
+        prompts = self.prompts(waves * in_flight, asked.prompt)
+        wanted = {"method": method, "max_tokens": asked.tokens, "ignore_eos": True, **options}
+        before = self._run(wanted, prompts, in_flight)
+        for _ in range(MOST_RUNS - 1):
+            now = self._run(wanted, prompts, in_flight)
+            if abs(now.seconds - before.seconds) < AGREE * before.seconds:
+                break
+            before = now
+        each = 0.5 * (now.seconds + before.seconds) / waves
+        return Closed(method, in_flight, asked, each, now.rows, now.tokens_per_forward)
+
+    def _run(self, wanted: Options, prompts: Sequence[list[int]], in_flight: int) -> Timed:
+        forget(self.model)
+        work = self.model.host.work
+        before = work.rows
+        began = time.perf_counter()
+        results = asyncio.run(_serve(self.model, wanted, prompts, in_flight))
+        seconds = time.perf_counter() - began
+        forwards = sum(result.stats.forwards for result in results)
+        tokens = sum(result.stats.tokens for result in results)
+        rows = work.rows - before - sum(map(len, prompts))
+        return Timed(seconds, max(1.0, rows / forwards), tokens / forwards)
 
 
-def closed_loop(
-    model: Model, method: str, options: Options, in_flight: int, trial: Trial
-) -> Closed:
-    """Serve some requests, `in_flight` at a time."""
-    requests = trial.waves * in_flight
-    asked = {"method": method, "max_tokens": trial.tokens, "ignore_eos": True, **options}
-    prompts = prompts_of(model, requests, trial.prompt)
-    asyncio.run(_serve(model, asked, prompts[:in_flight], in_flight))  # captures what is captured
-    forget(model)
-    before = model.host.work.rows
-    began = time.perf_counter()
-    results = asyncio.run(_serve(model, asked, prompts, in_flight))
-    seconds = time.perf_counter() - began
-    forwards = sum(result.stats.forwards for result in results)
-    tokens = sum(result.stats.tokens for result in results)
-    rows = model.host.work.rows - before - requests * trial.prompt
-    each = max(1.0, rows / forwards)
-    return Closed(method, in_flight, requests, seconds, each, tokens / forwards)
+class Timed(NamedTuple):
+    """One run of a closed loop."""
+
+    seconds: float
+    rows: float
+    tokens_per_forward: float
 
 
 async def _serve(
-    model: Model, asked: Options, prompts: Sequence[list[int]], in_flight: int
+    model: Model, wanted: Options, prompts: Sequence[list[int]], in_flight: int
 ) -> list[Any]:
     places = asyncio.Semaphore(in_flight)
 
     async def one(prompt: list[int]) -> Any:
         async with places:
-            return await model.agenerate(prompt, **asked)
+            return await model.agenerate(prompt, **wanted)
 
     return await asyncio.gather(*map(one, prompts))
 
 
 def measure(
-    model: Model, shape: str, methods: Mapping[str, Options], trial: Trial = TRIAL
+    bench: Bench, shape: str, methods: Mapping[str, Options], trial: Trial = TRIAL
 ) -> tuple[Measured, list[Check]]:
     """The constants of a shape on this machine, and how well they foretell what they were not made
     from."""
-    found = _forwards(model, shape, trial.rows)
+    found = _forwards(bench.model, shape, trial.rows)
     costs = []
     loops = []
     for method, options in methods.items():
-        calibrated = [closed_loop(model, method, options, n, trial) for n in trial.calibrated]
-        costs.append(cost_from(found, calibrated, trial))
-        loops += [closed_loop(model, method, options, n, trial) for n in trial.checked]
+        calibrated = [
+            bench.closed_loop(method, options, n, trial.calibration, trial.waves)
+            for n in trial.calibrated
+        ]
+        costs.append(cost_from(found, calibrated, bench.about))
+        loops += [
+            bench.closed_loop(method, options, n, trial.check, trial.waves) for n in trial.checked
+        ]
     whole = replace(found, methods=costs)
-    return whole, [check_of(whole, loop, trial) for loop in loops]
+    return whole, [check_of(whole, loop) for loop in loops]
 
 
 def _forwards(model: Model, shape: str, rows: Sequence[int]) -> Measured:
@@ -144,6 +198,7 @@ def _forwards(model: Model, shape: str, rows: Sequence[int]) -> Measured:
         memory_bytes=memory_of(backbone.device),
         methods=(),
         in_flight=model.lanes,
+        captured=SIZES if model.host.runner.capture_enabled else (),
     )
 
 
@@ -153,33 +208,30 @@ def memory_of(device: torch.device) -> int:
     return available_bytes(device)
 
 
-def cost_from(measured: Measured, runs: Sequence[Closed], trial: Trial) -> MethodCost:
-    """The constants of one method: what its steps took beyond their forwards, on a line through
-    the numbers in flight."""
-    rows = float(np.mean([run.rows for run in runs]))
-    tokens = float(np.mean([run.tokens_per_forward for run in runs]))
-    outside = [_outside(measured, run, trial) for run in runs]
-    flights = [run.in_flight for run in runs]
-    if len(runs) > 1:
-        slope, fixed = np.polyfit(flights, outside, 1)
-    else:
-        slope, fixed = 0.0, outside[0]
+def cost_from(measured: Measured, runs: Sequence[Closed], text: str) -> MethodCost:
+    """The constants of one method: its rows, and what its steps took beyond their forwards."""
     method = runs[0].method
-    text = "" if method == PLAIN else "random tokens"
-    return MethodCost(method, rows, tokens, float(fixed), float(slope), text)
+    return MethodCost(
+        method,
+        rows={run.in_flight: run.rows for run in runs},
+        tokens_per_forward=float(np.mean([run.tokens_per_forward for run in runs])),
+        outside={run.in_flight: _outside(measured, run) for run in runs},
+        text="" if method == PLAIN else text,
+    )
 
 
-def _outside(measured: Measured, run: Closed, trial: Trial) -> float:
+def _outside(measured: Measured, run: Closed) -> float:
     """Seconds of a step that are not its forward's."""
-    request = run.seconds * run.in_flight / run.requests
-    decoding = request - run.in_flight * trial.prompt * measured.per_row
-    step = decoding * run.tokens_per_forward / trial.tokens
-    slots = run.in_flight * (trial.prompt + trial.tokens / 2)
+    decoding = run.seconds - run.in_flight * run.asked.prompt * measured.per_row
+    step = decoding * run.tokens_per_forward / run.asked.tokens
+    slots = run.in_flight * (run.asked.prompt + run.asked.tokens / 2)
     return step - measured.forward(run.in_flight * run.rows, slots)
 
 
-def check_of(measured: Measured, run: Closed, trial: Trial) -> Check:
-    load = Load(1.0, trial.prompt, trial.tokens)
-    method = measured.method(run.method)
+def check_of(measured: Measured, run: Closed) -> Check:
+    load = Load(1.0, *run.asked)
+    counted = run.tokens_per_forward
+    method = replace(measured.method(run.method), tokens_per_forward=counted)
     seconds = request_seconds(measured, method, run.in_flight, load)
-    return Check(run.method, run.in_flight, run.in_flight / seconds, run.per_second)
+    predicted = run.in_flight / seconds
+    return Check(run.method, run.in_flight, predicted, run.per_second, *run.asked, counted)

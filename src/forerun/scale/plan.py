@@ -2,16 +2,18 @@
 
 A step of a method with b sequences in flight takes
 
-    S(b) = F(b r, b c) + h0 + h1 b
+    S(b) = F(b r, b c) + h(b)
 
 F is the forward: the time of b r rows in one chain, and the time to read the keys and values of b
-sequences of c tokens more. r is the rows that the method runs for a sequence; h0 + h1 b is what
-it does outside the forward. A request of P prompt and N output tokens at t tokens per forward takes
+sequences of c tokens more. Where forwards are captured, rows count as many as the capture has
+that holds them. r is the rows that the method runs for a sequence, h what it does outside the
+forward; both were measured with some numbers in flight, and lie on straight lines between them. A
+request of P prompt and N output tokens at t tokens per forward takes
 
     R(b) = N / t S(b) + b P p
 
 p is what a row adds to a large forward: a prompt that is read makes the others wait. A GPU answers
-b / R(b) requests a second. F, p, h0, h1, r and t are measured (`measure.py`), none is assumed.
+b / R(b) requests a second. F, p, h, r and t are measured (`measure.py`), none is assumed.
 """
 
 from __future__ import annotations
@@ -41,11 +43,33 @@ class MethodCost:
     """What was measured of one method."""
 
     method: str
-    rows: float  # of a sequence in a forward
+    rows: Mapping[int, float]  # of a sequence in a forward, by how many are in flight: r
     tokens_per_forward: float
-    fixed: float  # seconds of a step outside the forward: h0
-    per_sequence: float  # and for each sequence in flight: h1
+    outside: Mapping[int, float]  # seconds of a step outside its forward, likewise: h
     text: str = ""  # on which tokens per forward were counted
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "outside"):
+            given = {int(key): float(value) for key, value in getattr(self, name).items()}
+            object.__setattr__(self, name, given)  # JSON has texts for keys
+
+    def rows_at(self, in_flight: float) -> float:
+        return between(self.rows, in_flight)
+
+    def outside_at(self, in_flight: float) -> float:
+        """Beyond what was measured it goes on as from the last number to the one before."""
+        known = sorted(self.outside)
+        if in_flight <= known[-1] or len(known) == 1:
+            return between(self.outside, in_flight)
+        before, last = known[-2:]
+        slope = (self.outside[last] - self.outside[before]) / (last - before)
+        return self.outside[last] + slope * (in_flight - last)
+
+
+def between(known: Mapping[int, float], place: float) -> float:
+    """On straight lines between what is known; beyond it, as at its end."""
+    places = sorted(known)
+    return float(np.interp(place, places, [known[each] for each in places]))
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,7 @@ class Measured:
     memory_bytes: int
     methods: Sequence[MethodCost]
     in_flight: int = 32  # the most sequences that it was measured with
+    captured: Sequence[int] = ()  # rows that captured forwards have, where they are captured
 
     @classmethod
     def read(cls, file: str | Path) -> Measured:
@@ -81,12 +106,9 @@ class Measured:
 
     def forward(self, rows: float, slots: float) -> float:
         """Seconds of a forward of so many rows that looks at so many slots."""
-        known = sorted(self.chain)
-        largest = known[-1]
-        if rows > largest:
-            seconds = self.chain[largest] + (rows - largest) * self.per_row
-        else:
-            seconds = float(np.interp(rows, known, [self.chain[each] for each in known]))
+        run = min((size for size in self.captured if size >= rows), default=rows)
+        largest = max(self.chain)
+        seconds = between(self.chain, run) + max(0.0, run - largest) * self.per_row
         read_already = self.context
         more = max(0.0, slots - read_already) * self.bytes_per_slot / self.bytes_per_second
         return seconds + more
@@ -173,8 +195,8 @@ class Row:
 
 
 def step_seconds(measured: Measured, method: MethodCost, batch: float, context: float) -> float:
-    forward = measured.forward(batch * method.rows, batch * context)
-    return forward + method.fixed + method.per_sequence * batch
+    forward = measured.forward(batch * method.rows_at(batch), batch * context)
+    return forward + method.outside_at(batch)
 
 
 def request_seconds(measured: Measured, method: MethodCost, batch: float, load: Load) -> float:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.profile.shapes import Shape
+from forerun.train import head_loss
 
 STATE_BYTES = 16  # of a weight: itself, its gradient, two moments
 HALF = 2
@@ -43,11 +44,31 @@ class Run:
     predicted: int | None = None  # rows whose logits are made; None: all
     frozen: int = 0  # weights beside the trained ones, in bfloat16 on every GPU: a teacher
 
+
+def layer_weights(shape: Shape) -> int:
+    embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+    return (weights_of(shape) - embeddings) // shape.layers
+
+
+@dataclass(frozen=True)
+class DrafterRun:
+    """Training a drafter that reads its target's hidden states, on one GPU."""
+
+    target: Shape
+    layers: int
+    features: int  # target layers that it reads
+    texts: int  # of a step
+    longest: int  # tokens of a text
+    anchors: int  # blocks of a text
+    block: int
+    markov_rank: int = 0
+    written: int = 2048  # texts at once, while the target writes them
+
     @property
-    def layer_weights(self) -> int:
-        shape = self.shape
-        embeddings = shape.vocab * shape.hidden * (1 if shape.tied else 2)
-        return (weights_of(shape) - embeddings) // shape.layers
+    def weights(self) -> int:
+        shape = self.target
+        fused = self.features * shape.hidden**2
+        return self.layers * layer_weights(shape) + fused + 2 * self.markov_rank * shape.vocab
 
 
 @dataclass(frozen=True)
@@ -68,20 +89,56 @@ class Memory:
         return {**asdict(self), "total": self.total}
 
 
+def kept_of_layer(shape: Shape) -> int:
+    """Bytes of a row that the way back through one layer needs."""
+    return (8 * shape.hidden + 4 * shape.inner) * HALF
+
+
 def memory_of(run: Run) -> Memory:
     shape = run.shape
     rows = run.share * run.rows
-    embeddings = weights_of(shape) - shape.layers * run.layer_weights
-    # one layer at a time is whole: its input in, all that its way back needs
-    inside = rows * (8 * shape.hidden + 4 * shape.inner) * HALF
+    layer = layer_weights(shape)
+    embeddings = weights_of(shape) - shape.layers * layer
+    inside = rows * kept_of_layer(shape)  # one layer at a time is whole
     logits = run.share * (run.predicted or run.rows) * shape.vocab
     return Memory(
         state=weights_of(shape) * STATE_BYTES / run.gpus / GIBIBYTE,
-        gathered=(LAYERS_GATHERED * run.layer_weights + embeddings) * HALF / GIBIBYTE,
+        gathered=(LAYERS_GATHERED * layer + embeddings) * HALF / GIBIBYTE,
         activations=(shape.layers * rows * shape.hidden * HALF + inside) / GIBIBYTE,
         logits=logits * FULL * LOGIT_COPIES / GIBIBYTE,
         frozen=run.frozen * HALF / GIBIBYTE,
     )
+
+
+def memory_of_step(run: Run) -> Memory:
+    """Of one forward and its way back on one GPU, as `bench/train_step.py` measures it: weights and
+    gradients in bfloat16, nothing shared out, no optimiser."""
+    whole = memory_of(run)
+    state = weights_of(run.shape) * 2 * HALF / GIBIBYTE
+    return Memory(state, 0.0, whole.activations, whole.logits, whole.frozen)
+
+
+def memory_of_drafter(run: DrafterRun) -> Memory:
+    """Nothing is shared out, and no layer runs again on the way back. The loss makes logits of some
+    rows at a time. The target keeps no activations."""
+    shape = run.target
+    rows = run.texts * (run.longest + run.anchors * run.block)
+    features = run.texts * run.longest * run.features * shape.hidden * HALF
+    return Memory(
+        state=run.weights * STATE_BYTES / GIBIBYTE,
+        gathered=run.weights * HALF / GIBIBYTE,
+        activations=(run.layers * rows * kept_of_layer(shape) + features) / GIBIBYTE,
+        logits=head_loss.LOGITS * FULL * LOGIT_COPIES / GIBIBYTE,
+        frozen=weights_of(shape) * HALF / GIBIBYTE,
+    )
+
+
+def memory_of_own_text(run: DrafterRun) -> float:
+    """GiB while the target writes: its weights, and the slots of all texts."""
+    shape = run.target
+    head = shape.head_dim or shape.hidden // shape.heads
+    slot = 2 * shape.layers * shape.key_heads * head * HALF
+    return (weights_of(shape) * HALF + run.written * run.longest * slot) / GIBIBYTE
 
 
 def network_gigabytes(run: Run) -> float:

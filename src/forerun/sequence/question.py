@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.probability.logits import ChainRows
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.choosing import Chooser
 from forerun.sequence.rows import Plan
 
 
@@ -20,30 +21,6 @@ class Costs(Protocol):
     @property
     def known(self) -> bool:
         """Is anything known?"""
-        ...
-
-    @property
-    def begins_ahead(self) -> bool:
-        """Is a plain step begun before it is asked for?"""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Do other sequences of the batch count?"""
-        ...
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences the last forward held."""
-        ...
-
-    def plain(self, sequences: int) -> float:
-        """Seconds of a step of so many sequences in which nobody drafts."""
-        ...
-
-    def steps_with(self, others: int, most: int) -> Sequence[float]:
-        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
-        and so on, up to `most` at least."""
         ...
 
     def forward(self, rows: int) -> float:
@@ -67,9 +44,18 @@ class ModelHost(Protocol):
         """What steps of the model cost."""
         ...
 
+    def chooser(self, seq: Canvas, learns: bool) -> Chooser:
+        """Whoever says which drafts pay for a sequence."""
+        ...
+
     @property
     def rows_are_cheap(self) -> bool:
         """Do more rows in one forward cost little more time?"""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Tokens of plain text that the model had best write in one launch."""
         ...
 
     def can_write(self, end: int, tokens: int) -> bool:
@@ -133,7 +119,8 @@ class Written(NamedTuple):
 @dataclass(eq=False)
 class Continuation(Question):
     """A question after plain text whose answer is drawn from, and asked again with the token drawn,
-    until there are so many. Its answer is `Written`."""
+    until there are so many. Its answer is `Written`. If it is no draft, it may also be answered as
+    any question is: when others wait, who ask for one forward only."""
 
     tokens: int = 0
     temperature: float = 1.0  # of draws, times the request's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,8 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from forerun import __version__
-from forerun.serve import chat, completions, errors, fill, responses, status, tokens, wire
+from forerun.requests.jobs import Bell
+from forerun.serve import chat, completions, fill, handlers, responses, status, tokens, wire
 from forerun.serve.middleware import BodyLimit, RequestLog
 from forerun.serve.server import Server
 from forerun.serve.settings import Settings
@@ -25,6 +27,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        Bell.of(asyncio.get_running_loop()).pause = settings.stream_interval
         yield
         made.decodings.drain()
         made.decodings.end_all()
@@ -48,7 +51,7 @@ def create_app(
     app.include_router(status.guarded)
     for router in routers:
         app.include_router(router)
-    errors.install(app, wire.field_names)
+    handlers.install(app, wire.field_names)
     app.add_middleware(BodyLimit, most=settings.max_body)
     if settings.cors:
         app.add_middleware(

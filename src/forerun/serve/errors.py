@@ -5,13 +5,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from forerun.errors import (
     BadCheckpoint,
@@ -19,11 +14,7 @@ from forerun.errors import (
     ForerunError,
     NoRoom,
     TooLate,
-    unknown,
 )
-from forerun.serve.encoding import JsonResponse
-
-FieldNames = Callable[[Any, Sequence[str]], Sequence[str]]
 
 log = logging.getLogger("forerun.serve")
 
@@ -64,9 +55,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-    def response(self) -> Response:
-        return JsonResponse(self.body(), self.status, self.headers)
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -112,40 +100,3 @@ def as_api_error(error: BaseException) -> ApiError:
         return refused(str(error), FIELDS.get(name, name) if name else None)
     log.error("internal error", exc_info=error)
     return internal()
-
-
-def of_validation(error: RequestValidationError, field_names: FieldNames) -> ApiError:
-    """A body that is not of the right shape: the first thing that is wrong with it."""
-    first = error.errors()[0]
-    where = [str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path")]
-    name = ".".join(where)
-    if first["type"] == "json_invalid":
-        return refused(f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
-    if first["type"] == "extra_forbidden":
-        message = str(unknown("field", where[-1], field_names(error.body, where)))
-        return refused(message, name, "unknown_field")
-    return refused(f"{name or 'the body'}: {first['msg']}.", name or None)
-
-
-def install(app: FastAPI, field_names: FieldNames) -> None:
-    """Have every error of an application answered in this shape. `field_names` says what may stand
-    beside an unknown field of a body."""
-
-    async def api_error(_: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
-
-    async def validation(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return of_validation(error, field_names).response()
-
-    async def http(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        words = {404: "there is no such path here.", 405: "this path takes another method."}
-        message = words.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, headers=error.headers).response()
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(ForerunError, api_error)
-    app.add_exception_handler(RequestValidationError, validation)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, api_error)

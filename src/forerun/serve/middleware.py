@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.errors import ApiError, internal
+from forerun.serve.handlers import response_to
 from forerun.serve.server import Server
 
 log = logging.getLogger("forerun.serve")
@@ -66,7 +67,7 @@ class BodyLimit:
         return f"the body is longer than {self.most} bytes, the most that is taken here."
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await ApiError(413, self._message).response()(scope, receive, send)
+        await response_to(ApiError(413, self._message))(scope, receive, send)
 
 
 class RequestLog:
@@ -98,7 +99,7 @@ class RequestLog:
         except Exception:
             log.exception("a request failed")
             if not status:
-                await internal().response()(scope, receive, numbered)
+                await response_to(internal())(scope, receive, numbered)
         finally:
             self._note(scope, status, time.monotonic() - began)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from forerun.serve.wire import Extension, Sampled
 
 LARGEST_OPTION = 4096  # a number that a client may give for an option of a method
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
+seeds = random.Random()  # for requests without one: the system's own would let go of the thread
 FILL_OPTIONS = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
 
 
@@ -82,7 +83,7 @@ async def how_to(
     elif extension.draft is not None and extension.draft not in drafter_names():
         raise unknown("draft", extension.draft, [*drafter_names(), *models.ids])
     given = {**request.sampling(), **sampling}
-    given.setdefault("seed", secrets.randbelow(2**31))
+    given.setdefault("seed", seeds.randrange(2**31))
     return How(models, served, extension, given, draft_model, prediction)
 
 

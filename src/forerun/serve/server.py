@@ -49,8 +49,9 @@ def bearer_token(request: Request) -> str:
     return request.headers.get("x-api-key", "") or request.headers.get("api-key", "")
 
 
-def check_key(request: Request) -> None:
-    """Refuse who has no key, where keys are asked for. The time taken says nothing of a key."""
+async def check_key(request: Request) -> None:
+    """Refuse who has no key, where keys are asked for. The time taken says nothing of a key. It is
+    `async` so that FastAPI calls it here and not in a thread."""
     keys = server_of(request).settings.api_keys
     if not keys:
         return

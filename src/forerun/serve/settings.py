@@ -32,6 +32,7 @@ class Settings:
     queue: int = 256  # requests of a model that may wait; more are refused
     deadline: float | None = None  # seconds a request may take, unless it asks for less
     grace: float = 30.0  # seconds that running requests have left when the server is stopped
+    stream_interval: float = 0.03  # seconds: pieces of streams that come sooner are sent together
     stalled: float = 60.0  # seconds without a byte taken after which a reader is dropped
     max_body: int = 4 * MEBIBYTE  # bytes of a request
     max_sequences: int = 128  # prompts times samples of a request
@@ -46,6 +47,8 @@ class Settings:
         check_whole("traces", self.traces, 0)
         for name in ("grace", "stalled"):
             check_positive(name, getattr(self, name))
+        if not 0 <= self.stream_interval <= 1:
+            raise BadOption(f"stream_interval={self.stream_interval!r} must be from 0 to 1 second.")
         for name in ("deadline", "memory_gib", "cache_gib"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))

@@ -12,10 +12,14 @@ from forerun.requests.scoring import with_texts
 from forerun.requests.tools import TAGGED, ToolFormat
 from forerun.sequence.logprobs import TokenLogprob
 from forerun.serve import answers
+from forerun.serve.encoding import encoded
 from forerun.serve.forms import Message, message_of
 from forerun.serve.orders import How
+from forerun.serve.sse import event
 from forerun.serve.streams import Decoding, Traced
 from forerun.serve.wire import CompletionRequest, Prompt, Sampled
+
+PLACE = "\0text"  # stands for the text in a template
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Answer(ABC):
     body: Sampled
     how: How
     _told: dict[int, int] = field(default_factory=dict)  # log-probabilities sent, by sequence
+    _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -98,7 +103,18 @@ class Answer(ABC):
         return chunk
 
     def pieces(self, index: int, text: str) -> Iterable[Any]:
-        yield self.chunk(index, self.content(text), self._new_logprobs(index))
+        if self.wants_logprobs or self.body.counts_on:
+            yield self.chunk(index, self.content(text), self._new_logprobs(index))
+            return
+        head, tail = self._around.get(index) or self._template(index)
+        yield head + encoded(text) + tail
+
+    def _template(self, index: int) -> tuple[bytes, bytes]:
+        """A chunk before and after its text: all else in it stays the same."""
+        written = event(self.chunk(index, self.content(PLACE)))
+        head, _, tail = written.rpartition(encoded(PLACE))  # the model's name comes before it
+        self._around[index] = (head, tail)
+        return head, tail
 
     def _new_logprobs(self, index: int) -> dict[str, Any] | None:
         """Those of tokens that came since the last chunk."""
@@ -242,7 +258,10 @@ class Completions(Answer):
         return told
 
     def content(self, text: str) -> dict[str, Any]:
-        return {"text": "" if self._silent else text}
+        return {"text": text}
+
+    def pieces(self, index: int, text: str) -> Iterable[Any]:
+        return () if self._silent else super().pieces(index, text)
 
     def last_content(self) -> dict[str, Any]:
         return {"text": ""}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """One event."""
+    """One event. One that is written already is bytes."""
+    if isinstance(value, bytes):
+        return value
     if name is None:
         return b"data: " + encoded(value) + b"\n\n"
     return format_sse_event(data_str=encoded(value).decode(), event=name)
@@ -123,7 +125,8 @@ async def whole(request: Request, decoding: Decoding) -> list[list[Result]]:
 
 
 class Shape(Protocol):
-    """How an interface writes a stream. Every method gives what one or more events hold."""
+    """How an interface writes a stream. Every method gives what one or more events hold, or bytes
+    that are events already."""
 
     @property
     def end_mark(self) -> bytes:
@@ -141,20 +144,30 @@ class Shape(Protocol):
 async def streamed(decoding: Decoding, shape: Shape, traces: bool = False) -> AsyncIterator[bytes]:
     """The events of an answer, and the end mark. An error is the last event."""
     try:
-        for value in shape.opening():
-            yield event(value)
-        async for item in decoding:
-            if isinstance(item, Text):
-                for value in shape.pieces(item.index, item.text):
-                    yield event(value)
-            elif traces:
-                yield event(shape.trace(item))
+        if opening := joined(shape.opening()):
+            yield opening
+        async for burst in decoding.bursts():
+            if body := joined(_told(burst, shape, traces)):
+                yield body
         results = await decoding.results()
         error = first_error(results)
         if error is not None:
             raise error
-        for value in shape.closing(results):
-            yield event(value)
+        last = joined(shape.closing(results))
     except Exception as error:
-        yield event(as_api_error(error).body())
-    yield shape.end_mark
+        last = event(as_api_error(error).body())
+    yield last + shape.end_mark
+
+
+def joined(values: Iterable[Any]) -> bytes:
+    """Events that are sent together: every message goes through all that is around the routes, and
+    is a system call."""
+    return b"".join([event(value) for value in values])
+
+
+def _told(burst: Iterable[Text | Traced], shape: Shape, traces: bool) -> Iterator[Any]:
+    for item in burst:
+        if isinstance(item, Text):
+            yield from shape.pieces(item.index, item.text)
+        elif traces:
+            yield shape.trace(item)

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forerun.api import Model
 from forerun.requests.jobs import Job, Jobs
@@ -24,13 +24,42 @@ from forerun.requests.traces import commit_line, with_texts
 from forerun.sequence.trace import Event
 from forerun.serve.admission import Visit
 from forerun.serve.errors import unavailable
-from forerun.serve.metrics import Metrics
 from forerun.serve.models import Models, Served
 from forerun.serve.settings import Settings
 from forerun.serve.traces import Traces
-from forerun.serve.wire import Extension
+
+if TYPE_CHECKING:  # what is here runs without HTTP, and without what only HTTP needs
+    from forerun.serve.metrics import Metrics
 
 log = logging.getLogger("forerun.serve")
+
+
+class Wishes(Protocol):
+    """What a request may say of ours."""
+
+    @property
+    def draft(self) -> str | None: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def trace(self) -> bool | str: ...
+
+
+@dataclass(frozen=True)
+class PlainWishes:
+    draft: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float | None = None  # seconds
+    priority: int = 0
+    trace: bool | str = False
 
 
 @dataclass(frozen=True)
@@ -45,10 +74,10 @@ class Ask:
     sequences: int = 1
     client: str = ""
     kind: str = "cmpl"  # what the answer's id begins with
-    extension: Extension = field(default_factory=Extension)
+    extension: Wishes = field(default_factory=PlainWishes)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Text:
     """A piece of the text of a sequence."""
 
@@ -56,7 +85,7 @@ class Text:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Traced:
     """An event of the trace of a sequence."""
 
@@ -86,15 +115,24 @@ class Decoding:
 
     async def __aiter__(self) -> AsyncIterator[Text | Traced]:
         """What comes, until all is over."""
-        async for index, piece in self.jobs:
-            if isinstance(piece, Event):
-                yield Traced(index, piece)
-            else:
-                self._time_piece(index)
-                yield Text(index, piece)
+        async for burst in self.bursts():
+            for item in burst:
+                yield item
 
-    def _time_piece(self, index: int) -> None:
-        now = time.monotonic()
+    async def bursts(self) -> AsyncIterator[list[Text | Traced]]:
+        """What comes, as much at a time as there is: of most steps of the engine, one piece."""
+        async for burst in self.jobs.bursts():
+            now = time.monotonic()
+            told: list[Text | Traced] = []
+            for index, piece in burst:
+                if isinstance(piece, Event):
+                    told.append(Traced(index, piece))
+                else:
+                    self._time_piece(index, now)
+                    told.append(Text(index, piece))
+            yield told
+
+    def _time_piece(self, index: int, now: float) -> None:
         metrics = self.owner.metrics
         last = self._last_piece.get(index)
         if last is None:

@@ -43,6 +43,9 @@ class BlockObjective(TextObjective):
     # predicted too
     edits: float = 0.0
     edited: float = 0.2  # share of visible tokens that are wrong there, at most
+    # sequences come in pairs of the same blocks: what one of them masks, the other shows, so that
+    # every token counts once (Fast-dLLM v2)
+    complementary: bool = False
 
     def __post_init__(self) -> None:
         for name in ("sizes", "rates"):
@@ -56,6 +59,9 @@ class BlockObjective(TextObjective):
         for name in ("whole", "ar", "causal", "edits", "edited"):
             check_between(name, getattr(self, name))
         check_flag("shifted", self.shifted)
+        check_flag("complementary", self.complementary)
+        if self.complementary and (self.ar or self.edits):
+            raise BadOption("complementary=True masks every token once: set ar=0 and edits=0.")
         if self.edits and self.shifted:
             raise BadOption(
                 f"edits={self.edits:g} needs rows that predict their own tokens: shifted must be "
@@ -88,6 +94,8 @@ class BlockObjective(TextObjective):
                 f"sizes={list(self.sizes)} has a block longer than context={length}: nothing would "
                 "train it."
             )
+        if self.complementary:
+            return self._prepare_pairs(tokens_BL, rng, step)
         one_B = rng.random(size) < self.ar
         causal_B = one_B | (rng.random(size) < self.causal)
         size_B = np.where(one_B, 1, rng.choice(self.sizes_at(step), size))
@@ -105,6 +113,22 @@ class BlockObjective(TextObjective):
             seen_BL, weight_BL = self._edit(rng, tokens_BL.numpy(), masked_BL, seen_BL, weight_BL)
         drawn = (seen_BL, block_BL, causal_B, weight_BL)
         return (tokens_BL, *(torch.from_numpy(array) for array in drawn))
+
+    def _prepare_pairs(
+        self, tokens_BL: Tensor, rng: np.random.Generator, step: int
+    ) -> tuple[Tensor, ...]:
+        """Every second sequence is the one before it, with the other tokens masked."""
+        if len(tokens_BL) % 2:
+            raise BadOption(f"complementary=True needs an even batch, not {len(tokens_BL)}.")
+        one = replace(self, complementary=False).prepare(tokens_BL[::2], rng, step)
+        text_BL, seen_BL, block_BL, causal_B, weight_BL = (x.repeat_interleave(2, 0) for x in one)
+        masked_BL = weight_BL > 0
+        masked_BL[1::2] = ~masked_BL[1::2]
+        if self.shifted:
+            masked_BL[:, 0] = False
+        seen_BL = torch.where(masked_BL, self.mask_token, text_BL)
+        weight_BL = masked_BL.float() * (2 / text_BL.shape[1])
+        return text_BL, seen_BL, block_BL, causal_B, weight_BL
 
     def _edit(
         self,
@@ -169,7 +193,14 @@ class BlockObjective(TextObjective):
     def held_out(self) -> BlockObjective:
         """The bound in blocks of the largest size, at the recipe's masking rates."""
         return replace(
-            self, sizes=self.sizes[-1:], curriculum=0, ar=0.0, causal=0.0, whole=0.0, edits=0.0
+            self,
+            sizes=self.sizes[-1:],
+            curriculum=0,
+            ar=0.0,
+            causal=0.0,
+            whole=0.0,
+            edits=0.0,
+            complementary=False,
         )
 
 

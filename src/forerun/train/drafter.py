@@ -9,8 +9,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import csv
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -39,6 +37,7 @@ from forerun.train.own_text import (
     read_prompts,
     write_own_text,
 )
+from forerun.train.timed import adamw, add_row, cosine, update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -300,17 +299,9 @@ class DrafterRun:
         self._restore()
 
     def _optimiser(self) -> torch.optim.AdamW:
+        recipe = self.recipe
         weights = list(self.drafter.parameters())
-        groups = [
-            {
-                "params": [p for p in weights if p.dim() > 1],
-                "weight_decay": self.recipe.weight_decay,
-            },
-            {"params": [p for p in weights if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(
-            groups, self.recipe.learning_rate, betas=(0.9, 0.95), fused=self.on_gpu
-        )
+        return adamw(weights, recipe.learning_rate, recipe.weight_decay, self.on_gpu)
 
     def _begin_weights(self) -> None:
         """Small weights; the fusing matrix weighs every hidden state by its usual size, so that
@@ -335,8 +326,14 @@ class DrafterRun:
             self.drafter.fc.weight.div_(columns.clamp(min=1e-3))
 
     def train(self) -> None:
-        """Train until the seconds are spent, measuring every so often."""
+        """Train until the seconds are spent, measuring every so often. What is compiled first
+        does not count."""
         recipe = self.recipe
+        if self.elapsed >= recipe.seconds:
+            return
+        if self.on_gpu:
+            self.loss(self._blocks(0)).backward()
+            self.optimiser.zero_grad(set_to_none=True)
         began = time.perf_counter() - self.elapsed
         measured = self.elapsed
         losses: list[Tensor] = []
@@ -354,26 +351,22 @@ class DrafterRun:
 
     def learning_rate(self) -> float:
         done = self.elapsed / self.recipe.seconds
-        if done < self.recipe.warmup:
-            return self.recipe.learning_rate * max(done / self.recipe.warmup, 0.02)
-        done = (done - self.recipe.warmup) / (1 - self.recipe.warmup)
-        return self.recipe.learning_rate * (
-            0.02 + 0.98 * (1 + math.cos(math.pi * min(1.0, done))) / 2
-        )
+        return self.recipe.learning_rate * cosine(done, self.recipe.warmup)
 
     def _train_step(self) -> Tensor:
         recipe = self.recipe
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate()
-        blocks = self.texts.batch(self.step, recipe.batch, recipe.anchors, self.shape.block)
+        blocks = self._blocks(self.step)
         loss = self.loss(blocks)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), recipe.clip)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        update(self.optimiser, self.drafter.parameters(), recipe.clip)
         self.step += 1
         self.anchors += blocks.anchors_BA.numel()
         return loss.detach()
+
+    def _blocks(self, step: int) -> Blocks:
+        return self.texts.batch(step, self.recipe.batch, self.recipe.anchors, self.shape.block)
 
     def loss(self, blocks: Blocks) -> Tensor:
         """Cross-entropy of the tokens after the anchors, near ones weighing more."""
@@ -457,7 +450,7 @@ class DrafterRun:
         loss = float(torch.stack(losses).mean())
         losses.clear()
         row = [self.step, self.elapsed, self.anchors, loss, self.learning_rate(), *found.values()]
-        self._add_row([f"{x:.6g}" if isinstance(x, float) else str(x) for x in row])
+        add_row(self.out / "drafter-curve.csv", dict(zip(CURVE, row, strict=True)))
         lengths = ", ".join(f"{kind} {value:.2f}" for kind, value in found.items())
         self.log(
             f"{self.elapsed:.0f} s, step {self.step}, {self.anchors / 1e6:.1f} M anchors, loss "
@@ -465,15 +458,6 @@ class DrafterRun:
             f"{time.perf_counter() - began:.1f} s)"
         )
         self._save()
-
-    def _add_row(self, row: list[str]) -> None:
-        file = self.out / "drafter-curve.csv"
-        new = not file.exists()
-        with file.open("a", newline="") as lines:
-            writer = csv.writer(lines)
-            if new:
-                writer.writerow(CURVE)
-            writer.writerow(row)
 
     def _save(self) -> None:
         state = dict(

@@ -4,6 +4,7 @@ on where it was."""
 from __future__ import annotations
 
 import math
+import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +74,11 @@ class TrainingRun:
         self.out = out
         self.on_gpu = torch.cuda.is_available()
         self.bfloat16 = self.on_gpu if recipe.bfloat16 is None else recipe.bfloat16
-        self.accelerator = Accelerator(mixed_precision="bf16" if self.bfloat16 else "no")
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if self.bfloat16 else "no",
+            cpu=several and not self.on_gpu,  # else each would train by itself, without a word
+        )
         self.sharded = recipe.shard and self.accelerator.num_processes > 1
         self.objective = make_objective(recipe.objective, recipe.options)
         self.out.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from torch import nn
 
 from forerun import zoo
 from forerun.checkpoints import diffusion, formats, hub, resolve, tokenizers
+from forerun.checkpoints.adapters import add as add_adapters
 from forerun.checkpoints.files import read_json
 from forerun.errors import BadOption
 
@@ -24,7 +25,7 @@ def load_network(name: str) -> PreTrainedModel:
         network, _ = zoo.load(base.removeprefix("zoo:"), torch.float32, torch.device("cpu"))
     else:
         network = _load_checkpoint(base)
-    return hub.with_adapters(network, adapters) if adapters else network
+    return add_adapters(network, adapters) if adapters else network
 
 
 def _load_checkpoint(name: str) -> PreTrainedModel:
@@ -75,8 +76,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def move(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Move a network to a device, in place. (As annotated, transformers' own `to` is no method.)"""
-    nn.Module.to(network, device=device, dtype=dtype)
+    """Move a network to a device, in place, its weights to another precision. Buffers keep theirs:
+    rotary frequencies in half precision would turn far tokens by a radian."""
+    nn.Module.to(network, device=device)
+    for weight in network.parameters() if dtype is not None else ():
+        weight.data = weight.data.to(dtype)
 
 
 def check_checkpoint(name: str) -> None:

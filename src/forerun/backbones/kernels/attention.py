@@ -6,7 +6,7 @@ folded in, so keys are read once per tile and never copied. A tile looks at slot
 
 What a row sees comes out in the same bits whatever runs beside it. The slots that a tile looks at
 are numbered, and all its rows have the same numbers for what they see (`pack.make_tiles`). They
-are cut into shares of SHARE slots, at the same numbers for everybody, and shares are folded
+are cut into shares of SLOTS slots, at the same numbers for everybody, and shares are folded
 together one after the other. Whether one program goes through all of them, or each has a program
 of its own, the arithmetic is the same. What a row does not see adds nothing, exactly.
 
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from forerun.backbones.kernels.launch import launch_options, power_of_two, wait_for_last
 from forerun.engine.cache import Slots
-from forerun.engine.pack import SHARE, Tiles
+from forerun.engine.pack import AT_ONCE, SLOTS, Tiles
 
-SLOTS = 64  # slots that attention takes at a time
+PROGRAMS = 264  # twice the processors of a large GPU
 LOG2_E = 1.4426950408889634
 
 
@@ -37,18 +37,16 @@ def _attention(
     q, keys, values, table, per_lane, slot_stride, spans, rows, tiles, count, splits,
     out, shares, tops, masses, scale,
     G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
-    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, PAGE: tl.constexpr, SHARE: tl.constexpr,
+    HEIGHT: tl.constexpr, SLOTS: tl.constexpr, PAGE: tl.constexpr, AT_ONCE: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, the heads of one key head; SPLIT: one share of the slots that it sees."""
+    """One tile of rows, the heads of one key head; SPLIT: some shares of the slots that it sees."""
     wait_for_last(LAUNCH)
     tile = tl.program_id(0)
     group = tl.program_id(1)
     first, size, lane, near, lo, far = _load_bounds(tiles, count, tile)
     if size > 0:  # else the tile is padding
-        looked_at = near + far - lo
-        begin = tl.program_id(2) * SHARE if SPLIT else 0
-        end = tl.minimum(begin + SHARE, looked_at) if SPLIT else looked_at
+        end = near + far - lo
         m = tl.arange(0, HEIGHT)
         row = first + m // FOLD
         head = group * FOLD + m % FOLD
@@ -60,74 +58,77 @@ def _attention(
         pages = table + lane * per_lane
         inside = row_inside[:, None] & (d[None, :] < D)
         if SPLIT:
-            top, mass, seen = _add_share(
-                query, keys + group * D, values + group * D, pages, slot_stride,
-                horizon, row_lo, row_hi, near, lo, begin, end, scale, D, DIM, HEIGHT, SLOTS, PAGE,
-            )  # fmt: skip
-            entry = (row * G * FOLD + head) * splits + tl.program_id(2)
-            tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
-            tl.store(tops + entry, top, row_inside)
-            tl.store(masses + entry, mass, row_inside)
+            begin = tl.program_id(2) * SPLIT * SLOTS
+            near_pages = _near_pages(pages, begin, near, PAGE)
+            far_pages = _far_pages(pages, begin, end, near, lo, PAGE)
+            for i in range(SPLIT):  # those past the end are empty
+                top, mass, seen = _see_share(
+                    query, keys + group * D, values + group * D, near_pages, far_pages,
+                    slot_stride, horizon, row_lo, row_hi, near, lo, begin, begin + i * SLOTS, end,
+                    scale, D, DIM, SLOTS, PAGE,
+                )  # fmt: skip
+                entry = (row * G * FOLD + head) * splits + tl.program_id(2) * SPLIT + i
+                tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
+                tl.store(tops + entry, top, row_inside)
+                tl.store(masses + entry, mass, row_inside)
         else:
             best = tl.full([HEIGHT], float("-inf"), tl.float32)
             total = tl.zeros([HEIGHT], tl.float32)
             folded = tl.zeros([HEIGHT, DIM], tl.float32)
-            for share in range(begin, end, SHARE):
-                top, mass, seen = _add_share(
-                    query, keys + group * D, values + group * D, pages, slot_stride,
-                    horizon, row_lo, row_hi, near, lo, share, tl.minimum(share + SHARE, end), scale,
-                    D, DIM, HEIGHT, SLOTS, PAGE,
-                )  # fmt: skip
-                best, total, folded = _fold(best, total, folded, top, mass, seen)
+            for begin in range(0, end, AT_ONCE * SLOTS):
+                near_pages = _near_pages(pages, begin, near, PAGE)
+                far_pages = _far_pages(pages, begin, end, near, lo, PAGE)
+                for at in range(begin, tl.minimum(begin + AT_ONCE * SLOTS, end), SLOTS):
+                    top, mass, seen = _see_share(
+                        query, keys + group * D, values + group * D, near_pages, far_pages,
+                        slot_stride, horizon, row_lo, row_hi, near, lo, begin, at, end,
+                        scale, D, DIM, SLOTS, PAGE,
+                    )  # fmt: skip
+                    best, total, folded = _fold(best, total, folded, top, mass, seen)
             place = out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
             tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
 
 
 @triton.jit
-def _add_share(
-    query, keys, values, pages, slot_stride, horizon, row_lo, row_hi, near, lo, begin, end, scale,
-    D: tl.constexpr, DIM: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
-    PAGE: tl.constexpr,
+def _see_share(
+    query, keys, values, near_pages, far_pages, slot_stride, horizon, row_lo, row_hi, near, lo,
+    begin, at, end, scale,
+    D: tl.constexpr, DIM: tl.constexpr, SLOTS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """One share: the highest score, the mass of the weights by it, and the values so weighted."""
-    top = tl.full([HEIGHT], float("-inf"), tl.float32)
-    mass = tl.zeros([HEIGHT], tl.float32)
-    seen = tl.zeros([HEIGHT, DIM], tl.float32)
+    """One share: the highest score, the mass of the weights by it, and the values so weighted.
+    `begin` is where the first page lies that was looked up."""
     d = tl.arange(0, DIM)
-    near_0, near_1, near_2, near_3 = _near_pages(pages, begin, near, PAGE)
-    far, far_0, far_1, far_2, far_3, far_4 = _far_pages(pages, begin, end, near, lo, PAGE)
-    for at in range(begin, end, SLOTS):
-        index = at + tl.arange(0, SLOTS)
-        slot = tl.where(index < near, index, index - near + lo)
-        nth = at // PAGE - begin // PAGE
-        near_page = tl.where(nth < 2, tl.where(nth == 0, near_0, near_1), near_2)
-        near_page = tl.where(nth == 3, near_3, near_page)
-        nth_far = slot // PAGE - far
-        far_page = tl.where(nth_far < 2, tl.where(nth_far == 0, far_0, far_1), far_2)
-        far_page = tl.where(nth_far < 3, far_page, tl.where(nth_far == 3, far_3, far_4))
-        at_slot = (tl.where(index < near, near_page, far_page) + slot % PAGE) * slot_stride
-        held = index < end
-        key = tl.load(keys + at_slot[None, :] + d[:, None], held[None, :] & (d[:, None] < D), 0)
-        scores = tl.dot(query, key, input_precision="ieee") * scale
-        visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
-        scores = tl.where(visible, scores, float("-inf"))
-        highest, law, shrink = _softmax_step(scores, top)
-        value = tl.load(values + at_slot[:, None] + d[None, :], held[:, None] & (d[None, :] < D), 0)
-        law = law.to(value.dtype)
-        # Added up by the matrix unit too: another sum would go by how a tile is laid out.
-        ones = tl.full([SLOTS, 16], 1.0, value.dtype)
-        added = tl.max(tl.dot(law, ones, input_precision="ieee"), 1)
-        mass = tl.math.fma(mass, shrink, added)
-        weighted = tl.dot(law, value, input_precision="ieee")
-        seen = tl.math.fma(seen, tl.broadcast_to(shrink[:, None], seen.shape), weighted)
-        top = highest
+    near_0, near_1, near_2, near_3 = near_pages
+    far, far_0, far_1, far_2, far_3, far_4 = far_pages
+    index = at + tl.arange(0, SLOTS)
+    slot = tl.where(index < near, index, index - near + lo)
+    nth = at // PAGE - begin // PAGE
+    near_page = tl.where(nth < 2, tl.where(nth == 0, near_0, near_1), near_2)
+    near_page = tl.where(nth == 3, near_3, near_page)
+    nth_far = slot // PAGE - far
+    far_page = tl.where(nth_far < 2, tl.where(nth_far == 0, far_0, far_1), far_2)
+    far_page = tl.where(nth_far < 3, far_page, tl.where(nth_far == 3, far_3, far_4))
+    at_slot = (tl.where(index < near, near_page, far_page) + slot % PAGE) * slot_stride
+    held = index < end
+    key = tl.load(keys + at_slot[None, :] + d[:, None], held[None, :] & (d[:, None] < D), 0)
+    value = tl.load(values + at_slot[:, None] + d[None, :], held[:, None] & (d[None, :] < D), 0)
+    scores = tl.dot(query, key, input_precision="ieee") * scale
+    visible = _sees(slot[None, :], horizon, row_lo, row_hi) & held[None, :]
+    scores = tl.where(visible, scores, float("-inf"))
+    top = tl.max(scores, 1)
+    base = tl.where(top == float("-inf"), 0.0, top)  # a row that sees nothing of the share
+    law = tl.exp2(scores - base[:, None]).to(value.dtype)
+    # Added up by the matrix unit too: another sum would go by how a tile is laid out.
+    ones = tl.full([SLOTS, 16], 1.0, value.dtype)
+    mass = tl.max(tl.dot(law, ones, input_precision="ieee"), 1)
+    seen = tl.dot(law, value, input_precision="ieee")
     return top, mass, seen
 
 
 @triton.jit
 def _near_pages(pages, begin, near, PAGE: tl.constexpr):
-    """Where the pages of a share begin, as far as it lies before `near`. All look-ups of a share
-    come before its loop: one inside would cost a stage of the loads that run ahead."""
+    """Where the pages of four shares begin, as far as they lie before `near`. All look-ups come
+    before a loop over shares: one inside would cost a stage of the loads that run ahead."""
     at = pages + begin // PAGE
     first = tl.load(at)
     second = tl.load(at + 1, begin + PAGE < near, 0)
@@ -138,8 +139,9 @@ def _near_pages(pages, begin, near, PAGE: tl.constexpr):
 
 @triton.jit
 def _far_pages(pages, begin, end, near, lo, PAGE: tl.constexpr):
-    """The number of the first page of a share from `lo` on, and where it and the next ones
+    """The number of the first page of four shares from `lo` on, and where it and the next ones
     begin."""
+    end = tl.minimum(end, begin + 4 * PAGE)
     number = (tl.maximum(begin, near) - near + lo) // PAGE
     last = (end - 1 - near + lo) // PAGE
     last = tl.where(end > near, last, -1)
@@ -193,17 +195,6 @@ def _sees(slot, horizon, lo, hi):
 
 
 @triton.jit
-def _softmax_step(scores, top):
-    """The highest score so far, the weights by it, and what earlier weights are multiplied by."""
-    highest = tl.maximum(top, tl.max(scores, 1))
-    # a row that has seen nothing yet
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    law = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(top - base)
-    return highest, law, shrink
-
-
-@triton.jit
 def _join(
     shares, tops, masses, out,
     D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, LAUNCH: tl.constexpr,
@@ -215,7 +206,7 @@ def _join(
     best = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     folded = tl.zeros([1, DIM], tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in tl.range(0, SPLITS, loop_unroll_factor=4):
         top = tl.load(tops + entry + split)
         mass = tl.load(masses + entry + split)
         seen = tl.load(shares + (entry + split)[:, None] * D + d, d < D, 0)
@@ -230,7 +221,7 @@ def attention(
     """What rows see in their slots, [T, H * D]."""
     keys, values = slots.flat(layer)
     table = slots.table
-    assert table.size % SLOTS == 0 and 4 * table.size >= SHARE, "a share has four pages at most"
+    assert table.size % SLOTS == 0, "a share has one page"
     groups, dim = keys.shape[1:]
     rows, heads, _ = q_THD.shape
     splits = tiles.splits
@@ -241,7 +232,9 @@ def attention(
         tops, masses = q_THD.new_empty(2, rows, heads, splits, dtype=torch.float32)
     height = max(16, power_of_two(tiles.height * heads // groups))
     launch = launch_options(out_TE, rows)
-    _attention[(tiles.count, groups, splits)](
+    # One share per program, as long as the device runs all of them at a time.
+    each = 1 if tiles.count * groups * splits <= PROGRAMS else AT_ONCE
+    _attention[(tiles.count, groups, splits // each if splits > 1 else 1)](
         q_THD,
         keys,
         values,
@@ -262,11 +255,11 @@ def attention(
         FOLD=heads // groups,
         D=dim,
         DIM=max(16, power_of_two(dim)),
-        SPLIT=splits > 1,
+        SPLIT=each if splits > 1 else 0,
         HEIGHT=height,
         SLOTS=SLOTS,
         PAGE=table.size,
-        SHARE=SHARE,
+        AT_ONCE=AT_ONCE,
         num_warps=4 if (height <= 64 and splits > 1) or height <= 32 else 8,
         num_stages=3 if height <= 64 else 2,
         **launch,

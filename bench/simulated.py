@@ -1,0 +1,352 @@
+"""`auto` against every fixed method where nothing is noisy: texts and a draft model's agreement
+are replayed, and time is what a given cost curve says. The engine, its methods and its choices are
+the real ones; only forwards are not run and the clock is not the machine's.
+
+    python bench/simulated.py              (prints the table)
+    python bench/simulated.py --write      (puts it into docs/auto.md)
+    python bench/simulated.py --only "nothing is accepted" --machine CPU
+
+The texts are the worst there are for a method that chooses: copies that never go on and a draft
+model that is never right, or always; both that change in mid-text; a batch that fills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from forerun.api import Model
+from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.costs import StepCosts, interpolated
+from forerun.engine.pack import Batch
+from forerun.engine.pages import PageShape, PageTable
+from forerun.families.causal import Causal
+from forerun.sequence.rows import TOKEN
+
+VOCAB = 256
+CONTEXT = 512
+START = "<!-- simulated: bench/simulated.py writes this part -->"
+END = "<!-- end of simulated -->"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What forwards cost, in seconds by rows, and what the host adds for a sequence that drafts."""
+
+    name: str
+    curve: dict[int, float]
+    host: float
+    draft: float  # one forward of the draft model
+    device: str
+
+
+GPU = Machine(
+    "GPU: flat up to 64 rows",
+    {1: 5e-3, 64: 5e-3, 128: 7e-3, 256: 1.1e-2, 512: 2e-2},
+    host=1e-4,
+    draft=1e-3,
+    device="cuda",
+)
+CPU = Machine(
+    "CPU: every row costs",
+    {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
+    host=5e-5,
+    draft=5e-3,
+    device="cpu",
+)
+
+
+class Text(NamedTuple):
+    """What the model writes, and at which places its draft model says the same."""
+
+    tokens: list[int]  # the first one is no other text's
+    prompt: int  # tokens of it that are the prompt
+    agrees: list[bool]
+
+
+class Now:
+    """A clock that stands still unless a forward runs."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class NoSlots:
+    """Pages without memory."""
+
+    def __init__(self, table: PageTable):
+        self.table = table
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        pass
+
+
+class Replay(SlottedBackbone):
+    """A model that writes given texts. After a token that is not in the text it says anything."""
+
+    vocab = VOCAB
+    context = CONTEXT
+    device = torch.device("cpu")
+    dtype = torch.float32
+    layers = heads = key_heads = head_dim = 1
+
+    def __init__(self, texts: Sequence[Text], now: Now, machine: Machine, drafts: bool = False):
+        self.texts = {text.tokens[0]: text for text in texts}
+        self.now = now
+        self.machine = machine
+        self.drafts = drafts
+        self.cost = 0.1 if drafts else 1.0
+
+    def bytes_per_lane(self, context: int) -> int:
+        return 0
+
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Any:
+        return NoSlots(PageTable(lanes, context, pages))
+
+    def forward(self, batch: Batch, slots: Any) -> torch.Tensor:
+        said: list[int] = []
+        for segment in batch.segments:
+            rows = segment.plan.rows[TOKEN]
+            text = self.texts[int(rows[0])]
+            right = 0  # tokens that are the text's
+            for at in (int(row) for branch in segment.plan.reads for row in branch):
+                while right <= at and rows[right] == text.tokens[right]:
+                    right += 1
+                said.append(self._says(text, at + 1, right > at))
+        self.now.seconds += self.seconds(batch)
+        logits_RV = torch.zeros(len(said), self.vocab)
+        logits_RV[torch.arange(len(said)), torch.tensor(said)] = 30.0
+        return logits_RV
+
+    def _says(self, text: Text, place: int, follows: bool) -> int:
+        if not follows or place >= len(text.tokens):
+            return place * 7919 % self.vocab
+        token = text.tokens[place]
+        wrong = self.drafts and not text.agrees[place]
+        return (token + 1) % self.vocab if wrong else token
+
+    def seconds(self, batch: Batch) -> float:
+        if self.drafts:
+            return self.machine.draft
+        reads = [sum(map(len, segment.plan.reads)) for segment in batch.segments]
+        drafting = sum(count > 1 for count in reads)
+        return interpolated(self.machine.curve, len(batch.slots)) + self.machine.host * drafting
+
+
+@dataclass
+class Scene:
+    """Texts that are written, how many at once, and how many steps lie between two arrivals."""
+
+    name: str
+    texts: list[Text]
+    lanes: int = 1
+    every: int = 0
+    has_draft: bool = True
+
+
+Contestant = tuple[str, dict[str, Any]]
+GRID: list[Contestant] = [
+    ("ar", {}),
+    *[("lookup", {"k": k}) for k in (2, 5, 10)],
+    ("lookup", {"k": 10, "adapt": False}),
+    *[("jacobi", {"block": block}) for block in (4, 16)],
+]
+DRAFTED: list[Contestant] = [("speculative", {"k": k}) for k in (2, 4, 7)]
+
+
+def label(contestant: Contestant) -> str:
+    method, options = contestant
+    return ", ".join([method, *(f"{name} {value}" for name, value in options.items())])
+
+
+def loops(chance: random.Random, length: int) -> list[int]:
+    """A text that repeats itself."""
+    period = [chance.randrange(40, VOCAB) for _ in range(17)]
+    return [period[i % 17] for i in range(length)]
+
+
+def traps(chance: random.Random, length: int) -> list[int]:
+    """A text whose runs all stood somewhere before, and never go on as they did."""
+    return [chance.randrange(40, 44) for _ in range(length)]
+
+
+def text_of(name: int, tokens: list[int], agrees: Sequence[bool], prompt: int = 32) -> Text:
+    return Text([name, *tokens], 1 + prompt, [True, *agrees])
+
+
+def scenes(tokens: int = 160) -> list[Scene]:
+    chance = random.Random(0)
+    length = 32 + tokens
+    no = [False] * length
+    yes = [True] * length
+    turns = [i // 40 % 2 == 0 for i in range(length)]
+    often = [chance.random() < 0.7 for _ in range(length)]
+
+    def mixed() -> list[int]:
+        looped = loops(chance, length)
+        trapped = traps(chance, length)
+        return [a if turn else b for a, b, turn in zip(looped, trapped, turns)]
+
+    def several(make: Any, agrees: Sequence[bool], count: int = 4) -> list[Text]:
+        return [text_of(name, make(), agrees) for name in range(count)]
+
+    def trap() -> list[int]:
+        return traps(chance, length)
+
+    def loop() -> list[int]:
+        return loops(chance, length)
+
+    return [
+        Scene("nothing is accepted", several(trap, no)),
+        Scene("everything is accepted", several(loop, yes)),
+        Scene("it changes every 40 tokens", several(mixed, turns)),
+        Scene("seven in ten drafts, no copies", several(trap, often)),
+        Scene("copies only, no draft model", several(mixed, no), has_draft=False),
+        Scene("a batch of 8, nothing", several(trap, no, 8), lanes=8),
+        Scene("a batch of 8, everything", several(loop, yes, 8), lanes=8),
+        Scene("a batch fills from 1 to 32, nothing", several(trap, no, 32), 32, 4),
+        Scene("a batch fills from 1 to 32, changing", several(mixed, turns, 32), 32, 4),
+        Scene("a batch fills from 1 to 32, everything", several(loop, yes, 32), 32, 4),
+    ]
+
+
+@dataclass
+class Player:
+    """A simulated model."""
+
+    scene: Scene
+    machine: Machine
+    now: Now = field(default_factory=Now)
+
+    def __post_init__(self) -> None:
+        self.model = self._model(False)
+        self.model.host.costs = StepCosts(self.machine.device)
+        self.model.host.costs.curve = dict(self.machine.curve)
+        self.model.engine.watch.now = self.now
+        self.draft = self._model(True) if self.scene.has_draft else None
+
+    def _model(self, drafts: bool) -> Model:
+        backbone = Replay(self.scene.texts, self.now, self.machine, drafts)
+        lanes = 1 if drafts else self.scene.lanes
+        return Model("replay", Causal(), backbone, lanes=lanes, context=CONTEXT, threaded=False)
+
+    def seconds(self, contestant: Contestant) -> float:
+        """How long a contestant writes all texts."""
+        method, options = contestant
+        if self.draft is not None and method in ("speculative", "auto"):
+            options = {**options, "draft": self.draft}
+        began = self.now()
+        waiting = list(self.scene.texts)
+        jobs = []
+        steps = 0
+        while waiting or self.model.engine.busy:
+            free = self.scene.lanes - len(self.model.engine.running)
+            if waiting and free and (not self.scene.every or steps >= self.scene.every * len(jobs)):
+                text = waiting.pop(0)
+                tokens = len(text.tokens) - text.prompt
+                how = dict(method=method, max_tokens=tokens, ignore_eos=True, **options)
+                jobs.append((text, self.model.submit(text.tokens[: text.prompt], **how)))
+            forwards = self.model.engine.clock.forwards
+            self.model.engine.step()
+            steps += self.model.engine.clock.forwards > forwards
+        for text, job in jobs:
+            assert job.outcome().token_ids == text.tokens[text.prompt :], "another text"
+        self.results = [job.outcome() for _, job in jobs]
+        return self.now() - began
+
+
+class Row(NamedTuple):
+    """One scene on one machine: seconds, from a model that has seen nothing and from one that has
+    decoded the same before."""
+
+    machine: str
+    scene: str
+    plain: float
+    best: float
+    by: str
+    cold: float
+    warm: float
+    drafted: int  # rows, by `auto` at first
+    accepted: int
+
+    @property
+    def of_plain(self) -> float:
+        return self.plain / max(self.cold, self.warm)
+
+    @property
+    def of_best(self) -> float:
+        return self.best / max(self.cold, self.warm)
+
+
+def simulate(scene: Scene, machine: Machine) -> Row:
+    contestants = GRID + (DRAFTED if scene.has_draft else [])
+    taken = {label(one): Player(scene, machine).seconds(one) for one in contestants}
+    player = Player(scene, machine)
+    cold = player.seconds(("auto", {}))
+    events = [event for result in player.results for event in result.trace]
+    warm = player.seconds(("auto", {}))
+    by = min(taken, key=lambda name: taken[name])
+    return Row(
+        machine.name,
+        scene.name,
+        taken["ar"],
+        taken[by],
+        by,
+        cold,
+        warm,
+        sum(len(event.drafted) for event in events),
+        sum(event.accepted for event in events),
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| machine | texts | best fixed | its speed, of `ar` | `auto` over `ar`: first, again | "
+        "over the best: first, again | rows drafted, accepted at first |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.machine} | {row.scene} | `{row.by}` | {row.plain / row.best:.2f} | "
+        f"{row.plain / row.cold:.3f}, {row.plain / row.warm:.3f} | "
+        f"{row.best / row.cold:.3f}, {row.best / row.warm:.3f} | {row.drafted}, {row.accepted} |"
+        for row in rows
+    ]
+    least = (
+        f"Worst: {min(row.of_plain for row in rows):.3f} of `ar`, "
+        f"{min(row.of_best for row in rows):.3f} of the best fixed one."
+    )
+    return "\n".join([*lines, "", least])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", default="", help="scenes whose name has this in it")
+    parser.add_argument("--machine", default="", help="CPU or GPU")
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/auto.md")
+    arguments = parser.parse_args()
+    rows = []
+    for machine in (GPU, CPU):
+        for scene in scenes(arguments.tokens):
+            if arguments.only in scene.name and arguments.machine in machine.name:
+                rows.append(simulate(scene, machine))
+                print(table(rows[-1:]).splitlines()[2], flush=True)
+    told = table(rows)
+    print(told.splitlines()[-1])
+    if arguments.write:
+        from page import DOCS, write_part
+
+        write_part(Path(DOCS / "auto.md"), told, START, END)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Who may draft for a sequence, and who says whether it pays: what a method and the engine know of
+each other where a method lets the engine choose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol, TypeVar
+
+
+class Offer(Protocol):
+    """Somebody who could draft the next tokens, and what is to be expected of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def learns_unasked(self) -> bool:
+        """Is it known how well it would do, though it does not draft?"""
+        ...
+
+    @property
+    def lengths(self) -> Collection[int]:
+        """Lengths of a draft that are worth considering."""
+        ...
+
+    def chances(self, most: int) -> Sequence[float]:
+        """Of each of the next tokens to be accepted, given those before it; none where there is
+        nothing to say."""
+        ...
+
+    def seconds(self, k: int) -> float:
+        """What drafting k tokens costs, beside their rows."""
+        ...
+
+
+O = TypeVar("O", bound=Offer)  # noqa: E741
+
+
+class Chooser(Protocol):
+    """Chooses for one sequence, step by step."""
+
+    def choose(self, offers: Sequence[O], most: int) -> tuple[O | None, int]:
+        """Who drafts how many tokens in the next step, at most so many; None: nobody."""
+        ...
+
+    def leave(self) -> None:
+        """The sequence is over."""
+        ...

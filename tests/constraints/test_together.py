@@ -1,0 +1,147 @@
+"""Masks of a whole batch: asked for at once, and applied where rules run. Both change nothing but
+time."""
+
+import numpy as np
+import pytest
+import torch
+
+from forerun.constraints.base import ANY, words
+from forerun.constraints.engines import compiled
+from forerun.constraints.left_to_right import LeftToRight, look_ahead
+from forerun.engine import engine as engine_file
+from forerun.engine.rules import Rules
+from forerun.options import Sampling
+from forerun.probability.logits import MaskedLogits, allowed_by, unpacked
+from forerun.probability.pending import PendingLaws
+from tests.engine.test_rules import ByProgram
+from tests.helpers import fresh, stepped
+
+llguidance_engine = pytest.importorskip("forerun.constraints.llguidance_engine")
+pytest.importorskip("llguidance")
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+KINDS = [
+    {"schema": SCHEMA},
+    {"regex": r"[a-f]{2,9}"},
+    {"grammar": 'start: "ab" | "a" WORD\nWORD: /[c-z]{1,5}/'},
+    {"choices": ["abc", "abd", "xyz"]},
+]
+
+
+def constraint(model, **kind):
+    language = compiled(Sampling(**kind).constraint, model.vocabulary).language()
+    return LeftToRight(language, 0, frozenset([0]), model.vocab)
+
+
+def written(model, kind):
+    text = {"schema": '{"age": 4', "regex": "abc", "grammar": "acde", "choices": "ab"}
+    return model.vocabulary.encode(text[next(iter(kind))])
+
+
+@pytest.mark.parametrize("engine", ["llguidance", "xgrammar"])
+def test_what_engines_say_at_once_is_what_each_says_alone(engine):
+    pytest.importorskip(engine)
+    m = fresh()
+    kinds = [{**kind, "grammar_engine": engine} for kind in KINDS[: 4 if engine[0] == "l" else 2]]
+    chains = [written(m, kind) for kind in kinds]
+    chains[1] = [*chains[1], *m.vocabulary.encode("}}")]  # what is not allowed ends a chain
+    together = [constraint(m, **kind) for kind in kinds]
+    # A second chain of the same text, which the engine must go back for.
+    tails = [m.vocabulary.encode(text) for text in ('{ "', "fed", "az", "xyz")]
+    look_ahead([*zip(together, tails), *zip(together, chains)])
+    for one, kind, tail in zip(together, kinds, tails):
+        prefixes = range(len(tail) + 1)
+        expected = constraint(m, **kind).masks(tail, prefixes, prefixes, prefixes)
+        assert np.array_equal(one.masks(tail, prefixes, prefixes, prefixes), expected)
+    for one, kind, chain in zip(together, kinds, chains):
+        assert not one.open_states(chain)
+        alone = constraint(m, **kind)
+        prefixes = range(len(chain) + 1)
+        expected = alone.masks(chain, prefixes, prefixes, prefixes)
+        assert np.array_equal(one.masks(chain, prefixes, prefixes, prefixes), expected)
+        assert one.usable(chain) == alone.usable(chain) > 0
+        for token in chain[: one.usable(chain)]:
+            one.add(one.next, token)
+            alone.add(alone.next, token)
+        assert (one.met, one.forced()) == (alone.met, alone.forced())
+
+
+def test_an_engine_that_fails_ahead_of_time_is_asked_again(monkeypatch):
+    m = fresh()
+    one, other = constraint(m, **KINDS[0]), constraint(m, **KINDS[1])
+
+    def fail(self, others):
+        raise RuntimeError("too much")
+
+    with monkeypatch.context() as context:
+        context.setattr(llguidance_engine._Matcher, "allowed_together", fail)
+        [a, b] = written(m, KINDS[0])[:1], written(m, KINDS[1])[:1]
+        look_ahead([(one, a), (other, b)])
+    assert other.masks(b, [0], [1], [1]).any() and other.error == ""
+
+
+def test_a_step_asks_for_the_masks_of_all_sequences_at_once(monkeypatch):
+    """Those who were drawn a token; a first mask is asked for by each on its own."""
+    asked = []
+    together = llguidance_engine._Matcher.allowed_together
+    alone = llguidance_engine._Matcher.allowed
+    monkeypatch.setattr(
+        llguidance_engine._Matcher,
+        "allowed_together",
+        lambda self, others: asked.append(1 + len(others)) or together(self, others),
+    )
+    monkeypatch.setattr(
+        llguidance_engine._Matcher, "allowed", lambda self: asked.append(1) or alone(self)
+    )
+    m = stepped(fresh(lanes=4))
+    options = dict(regex="[a-z]{30,60}", max_tokens=12, temperature=1.0, method="ar")
+    jobs = m.submit([[5, 6, i] for i in range(4)], **options)
+    begun = len(asked)
+    m.engine.run()
+    steps = max(result.stats.forwards for result in jobs.results())
+    assert steps > 8
+    assert asked[begun:] == [4] * len(asked[begun:]) and len(asked) - begun <= steps
+    assert m.engine.clock.masks > 0
+
+
+def test_masks_in_programs_draw_what_the_plain_code_draws(monkeypatch):
+    """Constrained sequences beside others, warm and cold, in drafts and without."""
+    asked = [
+        {"regex": "[a-z]{3,30}", "temperature": 0.9, "seed": 1},
+        {"schema": SCHEMA, "temperature": 0.0},
+        {"temperature": 1.1, "seed": 2},
+        {"regex": "[0-9 ]{3,30}", "repetition_penalty": 1.3, "temperature": 1.0, "seed": 3},
+    ]
+    found = {}
+    for name, rules in (("plain", Rules), ("programs", ByProgram)):
+        monkeypatch.setattr(engine_file, "Rules", rules)
+        for method in ("ar", "lookup", "jacobi"):
+            m = stepped(fresh(lanes=4))
+            jobs = [m.submit([5, 6, 7], max_tokens=16, method=method, **one) for one in asked]
+            m.engine.run()
+            found[name, method] = [job.results()[0].token_ids for job in jobs]
+            masked = [any(size.masked) for size in m.engine.rules.programs]
+            assert any(masked) == (name == "programs")
+    for method in ("ar", "lookup", "jacobi"):
+        assert found["plain", method] == found["programs", method]
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 40, 97])
+def test_bits_are_the_same_on_either_side(vocab):
+    rng = np.random.default_rng(vocab)
+    masks = rng.integers(-(2**31), 2**31, (3, words(vocab)), dtype=np.int64).astype(np.int32)
+    flags = allowed_by(masks, torch.zeros(3, vocab))
+    assert torch.equal(flags, unpacked(torch.from_numpy(masks), vocab))
+
+
+def test_laws_of_masked_rows_can_be_cut_and_joined_with_others():
+    logits = torch.randn(4, 40)
+    masks = np.full((4, 2), ANY, np.int32)
+    masks[1] = [6, 0]  # tokens 1 and 2
+    laws = PendingLaws.of(MaskedLogits(logits, masks), 0, 4, Sampling(temperature=1.0))
+    free = PendingLaws.of(logits, 0, 4, Sampling(temperature=1.0))
+    joined = torch.cat([laws[1:2], free[1:2], laws[0:1]])
+    assert (joined[0] > 0).nonzero()[:, 0].tolist() == [1, 2]
+    torch.testing.assert_close(joined[1].tensor, logits[1].softmax(-1))
+    assert (joined[2] > 0).all()
+    assert torch.equal(laws[1].logits_NV[0].isfinite(), joined[0] > 0)
