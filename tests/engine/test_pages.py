@@ -264,16 +264,18 @@ def test_no_step_takes_twice_the_usual_time_beside_a_long_prompt(curve, writing,
     assert steps <= 4 * 8192 / fits + 12
 
 
-def test_the_rows_of_a_chunk_are_known_though_prompts_never_end():
-    """Where every step reads something, no usual one is seen: then as much is read as is
-    written."""
+def test_chunks_do_not_shrink_where_prompts_never_end():
+    """Where every step reads, what further writers cost must not be taken for the price of reading:
+    a step of a new size reads nothing first."""
     pace = Pace(StepCosts())
-    for _ in range(9):
-        pace.stepped(5.0, 64, 32)
-    assert pace.budget(64) == 32
-    pace.stepped(1.0, 16, 0)  # a step of fewer rows is a bound
-    pace.stepped(5.0, 64, 32)
-    assert pace.budget(64) == 4
+    budgets = []
+    for step in range(300):
+        writing = min(64, 1 + step // 2)  # more write, and there is always something to read
+        reading = pace.budget(writing)
+        pace.stepped(28 + 11.8 * (writing + reading), writing, reading)
+        budgets.append(reading)
+    assert min(filter(None, budgets[200:])) >= 32
+    assert sum(not reading for reading in budgets) < 30
     pace = Pace(StepCosts(), 7)
     for reading in (0, 7, 7, 7):
         pace.stepped(1.0 + 9 * reading, 3, reading)
