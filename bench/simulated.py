@@ -16,6 +16,7 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -365,7 +366,7 @@ def main() -> None:
             if arguments.only in scene.name and arguments.machine in machine.name:
                 rows.append(simulate(scene, machine))
                 print(table(rows[-1:]).splitlines()[2], flush=True)
-    told = table(rows)
+    told = f"{table(rows)} {arguments.tokens} tokens per text; {date.today()}."
     print(told.splitlines()[-1])
     if arguments.write:
         from page import DOCS, write_part
