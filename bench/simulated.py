@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from forerun.sequence.rows import TOKEN
 
 VOCAB = 256
 CONTEXT = 512
+PROMPT = 32  # tokens
 START = "<!-- simulated: bench/simulated.py writes this part -->"
 END = "<!-- end of simulated -->"
 
@@ -43,7 +44,6 @@ class Machine:
     curve: dict[int, float]
     host: float
     draft: float  # one forward of the draft model
-    device: str
 
 
 GPU = Machine(
@@ -51,14 +51,12 @@ GPU = Machine(
     {1: 5e-3, 64: 5e-3, 128: 7e-3, 256: 1.1e-2, 512: 2e-2},
     host=1e-4,
     draft=1e-3,
-    device="cuda",
 )
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
     host=5e-5,
     draft=5e-3,
-    device="cpu",
 )
 
 
@@ -161,6 +159,13 @@ GRID: list[Contestant] = [
     *[("jacobi", {"block": block}) for block in (4, 16)],
 ]
 DRAFTED: list[Contestant] = [("speculative", {"k": k}) for k in (2, 4, 7)]
+FEW: list[Contestant] = [  # for long runs: those that were best anywhere
+    ("ar", {}),
+    ("lookup", {"k": 5}),
+    ("lookup", {"k": 10, "adapt": False}),
+    ("speculative", {"k": 2}),
+    ("speculative", {"k": 7}),
+]
 
 
 def label(contestant: Contestant) -> str:
@@ -170,52 +175,63 @@ def label(contestant: Contestant) -> str:
 
 def loops(chance: random.Random, length: int) -> list[int]:
     """A text that repeats itself."""
-    period = [chance.randrange(40, VOCAB) for _ in range(17)]
+    period = [chance.randrange(60, VOCAB) for _ in range(17)]
     return [period[i % 17] for i in range(length)]
 
 
 def traps(chance: random.Random, length: int) -> list[int]:
     """A text whose runs all stood somewhere before, and never go on as they did."""
-    return [chance.randrange(40, 44) for _ in range(length)]
+    return [chance.randrange(50, 54) for _ in range(length)]
 
 
-def text_of(name: int, tokens: list[int], agrees: Sequence[bool], prompt: int = 32) -> Text:
-    return Text([name, *tokens], 1 + prompt, [True, *agrees])
+class Writer:
+    """Makes texts of some length, with a draft model's agreement."""
+
+    def __init__(self, tokens: int):
+        self.chance = random.Random(0)
+        self.length = PROMPT + tokens
+        self.turns = [i // 40 % 2 == 0 for i in range(self.length)]
+
+    def traps(self, count: int, share: float = 0.0) -> list[Text]:
+        """Nothing is accepted, or this share of drafts."""
+        return self._texts(count, lambda: traps(self.chance, self.length), share)
+
+    def loops(self, count: int) -> list[Text]:
+        """Everything is accepted."""
+        return self._texts(count, lambda: loops(self.chance, self.length), 1.0)
+
+    def mixed(self, count: int) -> list[Text]:
+        """What is accepted changes every 40 tokens."""
+        return self._texts(count, self._mixed, None)
+
+    def _mixed(self) -> list[int]:
+        pairs = zip(loops(self.chance, self.length), traps(self.chance, self.length))
+        return [a if turn else b for (a, b), turn in zip(pairs, self.turns)]
+
+    def _texts(self, count: int, make: Callable[[], list[int]], share: float | None) -> list[Text]:
+        found = []
+        for name in range(count):
+            agrees = self.turns
+            if share is not None:
+                agrees = [self.chance.random() < share for _ in range(self.length)]
+            found.append(Text([name, *make()], 1 + PROMPT, [True, *agrees]))
+        return found
 
 
 def scenes(tokens: int = 160) -> list[Scene]:
-    chance = random.Random(0)
-    length = 32 + tokens
-    no = [False] * length
-    yes = [True] * length
-    turns = [i // 40 % 2 == 0 for i in range(length)]
-    often = [chance.random() < 0.7 for _ in range(length)]
-
-    def mixed() -> list[int]:
-        looped = loops(chance, length)
-        trapped = traps(chance, length)
-        return [a if turn else b for a, b, turn in zip(looped, trapped, turns)]
-
-    def several(make: Any, agrees: Sequence[bool], count: int = 4) -> list[Text]:
-        return [text_of(name, make(), agrees) for name in range(count)]
-
-    def trap() -> list[int]:
-        return traps(chance, length)
-
-    def loop() -> list[int]:
-        return loops(chance, length)
-
+    one = Writer(tokens)
+    many = Writer(max(16, tokens // 3))
     return [
-        Scene("nothing is accepted", several(trap, no)),
-        Scene("everything is accepted", several(loop, yes)),
-        Scene("it changes every 40 tokens", several(mixed, turns)),
-        Scene("seven in ten drafts, no copies", several(trap, often)),
-        Scene("copies only, no draft model", several(mixed, no), has_draft=False),
-        Scene("a batch of 8, nothing", several(trap, no, 8), lanes=8),
-        Scene("a batch of 8, everything", several(loop, yes, 8), lanes=8),
-        Scene("a batch fills from 1 to 32, nothing", several(trap, no, 32), 32, 4),
-        Scene("a batch fills from 1 to 32, changing", several(mixed, turns, 32), 32, 4),
-        Scene("a batch fills from 1 to 32, everything", several(loop, yes, 32), 32, 4),
+        Scene("nothing is accepted", one.traps(4)),
+        Scene("everything is accepted", one.loops(4)),
+        Scene("it changes every 40 tokens", one.mixed(4)),
+        Scene("seven in ten drafts, no copies", one.traps(4, 0.7)),
+        Scene("copies only, no draft model", one.mixed(4), has_draft=False),
+        Scene("a batch of 8, nothing", many.traps(16), lanes=8),
+        Scene("a batch of 8, everything", many.loops(16), lanes=8),
+        Scene("a batch fills from 1 to 32, nothing", many.traps(48), 32, 2),
+        Scene("a batch fills from 1 to 32, changing", many.mixed(48), 32, 2),
+        Scene("a batch fills from 1 to 32, everything", many.loops(48), 32, 2),
     ]
 
 
@@ -229,7 +245,8 @@ class Player:
 
     def __post_init__(self) -> None:
         self.model = self._model(False)
-        self.model.host.costs = StepCosts(self.machine.device)
+        self.model.host.costs = StepCosts()  # nothing is begun ahead, neither paid for nor gained
+        self.model.host.pace.costs = self.model.host.costs
         self.model.host.costs.curve = dict(self.machine.curve)
         self.model.engine.watch.now = self.now
         self.draft = self._model(True) if self.scene.has_draft else None
@@ -244,6 +261,7 @@ class Player:
         method, options = contestant
         if self.draft is not None and method in ("speculative", "auto"):
             options = {**options, "draft": self.draft}
+        self.model.host.forget()  # prompts are read each time
         began = self.now()
         waiting = list(self.scene.texts)
         jobs = []
@@ -287,8 +305,10 @@ class Row(NamedTuple):
         return self.best / max(self.cold, self.warm)
 
 
-def simulate(scene: Scene, machine: Machine) -> Row:
-    contestants = GRID + (DRAFTED if scene.has_draft else [])
+def simulate(scene: Scene, machine: Machine, few: bool = False) -> Row:
+    contestants = FEW if few or scene.lanes > 1 else GRID + DRAFTED
+    if not scene.has_draft:
+        contestants = [one for one in contestants if one[0] != "speculative"]
     taken = {label(one): Player(scene, machine).seconds(one) for one in contestants}
     player = Player(scene, machine)
     cold = player.seconds(("auto", {}))

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ from forerun.requests.request import (
     check_request,
     for_each_prompt,
     method_for,
+    note_on_method,
     parse_request,
 )
 from forerun.requests.result import Result, promise_of
@@ -601,6 +603,7 @@ class Model:
         self, method: str | Method | None, draft: str | Model | None, **options: Any
     ) -> DecodePlan:
         request = parse_request(method_for(self.family, method), draft, options)
+        request = replace(request, note=note_on_method(self.family, method))
         check_request(self, request)
         if request.method.asks_costs:
             _ = self.host  # it must be there when the engine finds out what forwards cost

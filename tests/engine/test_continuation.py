@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 import forerun
 from forerun.engine import continuation
 from forerun.engine.continuation import Continuations
+from forerun.engine.costs import StepCosts
 from tests import kernels_in_torch
 from tests.helpers import stepped
 
@@ -49,6 +50,7 @@ def eager(monkeypatch):
     """Plain text is written in programs from the first time on, eight tokens each."""
     monkeypatch.setattr(continuation, "ASKED_BEFORE", 1)
     monkeypatch.setattr(continuation, "MOST_TOKENS", 8)
+    monkeypatch.setattr(continuation, "LEAST_TOKENS", 2)
 
 
 def steps(results):
@@ -164,6 +166,22 @@ def test_who_asks_for_one_forward_is_not_kept_waiting(written, eager):
     assert written and max(count for count, _ in written) == 1  # once the other has ended
     alone = [m.generate(prompt, **how, **options).token_ids for prompt, options in asked]
     assert [job.results()[0].token_ids for job in jobs] == alone
+
+
+def test_auto_writes_plain_text_at_once_where_no_draft_pays(written, eager, monkeypatch):
+    seconds = []
+    observe = StepCosts.observe
+    monkeypatch.setattr(
+        StepCosts, "observe", lambda self, *seen: seconds.append(seen) or observe(self, *seen)
+    )
+    m, _ = pair(True)
+    m.host.costs.curve = {1: 1.0, 2: 9.0}  # where a draft of one token costs nine steps
+    how = {"max_tokens": 30, "ignore_eos": True, "temperature": 0.9, "seed": 2}
+    found = m.generate(PROMPTS, method="auto", **how)
+    assert [tokens for _, tokens in written] and not m.host.costs.begins_ahead
+    assert all(rows == 2 and not judged for rows, judged, *_ in seconds) and seconds
+    plain = pair(False)[0].generate(PROMPTS, method="ar", **how)
+    assert [r.token_ids for r in found] == [r.token_ids for r in plain]
 
 
 def test_a_size_is_met_before_it_is_captured(written):

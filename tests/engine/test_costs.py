@@ -112,15 +112,29 @@ def test_steps_correct_what_was_measured():
     costs = StepCosts()
     costs.curve = {1: 1.0, 8: 2.0}
     for _ in range(8):
-        costs.observe(1, False, 0, 2.0)
+        costs.observe(1, 0, 0, 2.0)
     assert costs.plain(1) == pytest.approx(2.0)
-    assert costs.steps_with(0, 7)[7] == pytest.approx(2 * 2.0 * costs_file.JUDGED_SHARE)
+    assert costs.steps_with(0, 0, 7)[7] == pytest.approx(2 * 2.0 * costs_file.JUDGED_SHARE)
     for _ in range(8):
-        costs.observe(8, True, 0, 9.0)
-    assert costs.steps_with(0, 7)[7] == pytest.approx(9.0)
+        costs.observe(8, 1, 0, 9.0)
+    assert costs.steps_with(0, 0, 7)[7] == pytest.approx(9.0)
     for _ in range(costs_file.STALE):  # what was seen long ago counts no more
-        costs.observe(1, False, 0, 1.0)
-    assert costs.steps_with(0, 7)[7] == pytest.approx(2.0 * costs_file.JUDGED_SHARE)
+        costs.observe(1, 0, 0, 1.0)
+    assert costs.steps_with(0, 0, 7)[7] == pytest.approx(2.0 * costs_file.JUDGED_SHARE)
+
+
+def test_what_the_host_does_for_each_draft_is_told_apart_from_rows():
+    """Ten sequences that draft cost ten times the host's work of one, in as many rows."""
+    costs = StepCosts()
+    costs.curve = {1: 5.0, 128: 5.0}
+    for _ in range(16):
+        costs.observe(8, 0, 0, 5.0)
+        costs.observe(16, 8, 0, 5.0 * costs_file.JUDGED_SHARE + 8 * 0.25)
+    alone = costs.steps_with(7, 0, 4)
+    beside = costs.steps_with(14, 7, 4)
+    assert alone[0] == pytest.approx(5.0) and costs.plain(8) == pytest.approx(5.0)
+    assert alone[4] - alone[0] < 1.0 and beside[0] == pytest.approx(5.1 + 7 * 0.25, abs=0.1)
+    assert beside[1] - beside[0] == pytest.approx(0.25, abs=0.05)
 
 
 def test_steps_with_a_draft_model_show_what_drafting_costs():
@@ -128,8 +142,8 @@ def test_steps_with_a_draft_model_show_what_drafting_costs():
     costs.curve = {1: 1.0, 8: 1.0}
     assert costs.draft_forward() is None
     for _ in range(8):
-        costs.observe(5, True, 0, 1.0)
-        costs.observe(5, True, 4, 3.0)
+        costs.observe(5, 1, 0, 1.0)
+        costs.observe(5, 1, 4, 3.0)
     assert costs.draft_forward() == pytest.approx(0.5, abs=0.01)
 
 

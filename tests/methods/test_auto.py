@@ -2,6 +2,8 @@
 
 import pytest
 
+import forerun
+import forerun.engine.costs as costs_file
 import forerun.methods.auto as auto_file
 from forerun.backbones.table import FREE_ROWS, TableBackbone
 from forerun.certify.cases import STEEP
@@ -171,6 +173,16 @@ def test_it_is_the_default_everywhere():
     )
 
 
+def test_other_families_say_which_method_was_taken_and_why():
+    for name, method in [("zoo:any-subset", "assd"), ("zoo:masked", "stepwise")]:
+        m = forerun.load(name)
+        for asked in ({}, {"method": "auto"}):
+            result = m.generate("def", max_tokens=2, **asked)
+            [note] = result.stats.notes
+            assert result.method == method and f"auto took method '{method}': " in note
+        assert m.generate("def", max_tokens=2, method=method).stats.notes == []
+
+
 def test_it_says_what_it_chose_and_why():
     result = with_costs(fresh(), FREE).generate(REPEATING, max_tokens=30, record=True)
     lines = trace_lines(result, 0, lambda tokens: "")
@@ -182,15 +194,14 @@ def test_it_says_what_it_chose_and_why():
     assert sum(result.stats.choices.values()) == len(result.choices)
 
 
-def test_all_begin_to_draft_where_one_alone_would_not_pay():
+def test_all_begin_to_draft_where_one_alone_would_not_pay(monkeypatch):
     """Whoever drafts first takes from all others what is begun ahead: only together it pays."""
     m = table_model(TableBackbone(vocab=8, seed=1, sharpness=9.0))
     costs = m.host.costs = StepCosts("cpu")
     costs.corrects = False
     costs.curve = {1: 1.0, 600: 1.0}
-    for _ in range(4):  # a judged step takes twice as long, however many rows it has
-        costs._ratios[True].seconds.append((0, 2.0))
-        costs._ratios[False].seconds.append((0, 1.0))
+    # a judged step takes twice as long, however many rows it has
+    monkeypatch.setitem(costs_file.JUDGED_SECONDS, "cpu", 1.0)
     results = m.generate([[1, 2, 3] * 9] * 8, max_tokens=36, logit_bias={1: 30.0})
     shares = [1 - r.stats.choices.get("none", 0) / r.stats.forwards for r in results]
     assert min(shares) > 0.3

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.drafters.base import Draft
-from forerun.drafters.odds import Odds
+from forerun.drafters.odds import Odds, Trend
 from forerun.sequence.canvas import Canvas
 
 # How often a copy goes on, by how many tokens before it agree (from 0), before anything was seen.
@@ -30,6 +30,7 @@ class Copying:
 
     def __init__(self, odds: Odds):
         self.odds = odds
+        self._trend = Trend()
         self._text: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # where a run was seen last: the place after
         self.place = 0  # in the text, of the token that comes next if it repeats; 0: nowhere
@@ -48,6 +49,7 @@ class Copying:
         if self.place:
             right = text[self.place] == token
             if learns:
+                self._trend.count(right, self.odds.chance(self.agrees))
                 self.odds.count(self.agrees, right)
             self.agrees = self.agrees + 1 if right else 0
             self.place = self.place + 1 if right else 0
@@ -83,8 +85,9 @@ class Copying:
         if not self.place:
             return found
         reached = 1.0
+        trend = self._trend.factor
         for agrees in range(self.agrees, self.agrees + most):
-            chance = self.odds.chance(agrees)
+            chance = trend * self.odds.chance(agrees)
             reached *= chance
             if reached < HARDLY:
                 break

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 FADES = 0.98  # what a request has shown counts for less with every token that is judged after it
 MODEL_FADES = 0.9995
 PRIOR = 4.0  # tokens that the model's odds count for at the beginning of a request
-LATE = 0.95  # what is left of a token's weight in how things go of late
-RESTS = 0.02  # share of it that is forgotten in a step without a verdict
-SURE = 4.0  # tokens that count as right, and as hoped for, before any
+MORE_PRIOR = 8.0  # and so many more, once the model's odds come of many requests
+PER_TOKEN = 1 / 16  # of that, for each token that they come of
+RESTS = 0.005  # share of what a request has shown that is forgotten in a step without a verdict
+LATE = 0.9  # what is left of a token's weight in how things go of late
+SURE = 2.0  # tokens that count as right, and as hoped for, before any
 MOST = 0.97
 MODEL_PRIOR = 6.0  # tokens that the first odds of all count for
 
@@ -21,9 +23,9 @@ MODEL_PRIOR = 6.0  # tokens that the first odds of all count for
 class Tally:
     """Right and judged tokens by place, newer ones counting for more."""
 
-    def __init__(self, first: Sequence[float], weight: float, fades: float):
-        self.right = [weight * chance for chance in first]
-        self.judged = [weight] * len(first)
+    def __init__(self, first: Sequence[float], weights: Sequence[float], fades: float):
+        self.right = [weight * chance for chance, weight in zip(first, weights)]
+        self.judged = list(weights)
         self.fades = fades
 
     def count(self, place: int, right: bool) -> None:
@@ -38,7 +40,7 @@ class ModelOdds:
     """What all requests of a model have shown of a drafter."""
 
     def __init__(self, first: Sequence[float]):
-        self.tally = Tally(first, MODEL_PRIOR, MODEL_FADES)
+        self.tally = Tally(first, [MODEL_PRIOR] * len(first), MODEL_FADES)
 
     def of_request(self, learns: bool = True) -> Odds:
         """The odds that a request begins with. It `learns` for those that come after it."""
@@ -50,35 +52,53 @@ class Odds:
     whatever tells tokens apart: how deep in a draft, how much of the text before it agrees."""
 
     def __init__(self, model: Tally, learns: bool):
-        chances = [model.chance(place) for place in range(len(model.judged))]
-        self._own = Tally(chances, PRIOR, FADES)
+        self._last = len(model.judged) - 1
+        places = range(self._last + 1)
+        self._first = [model.chance(place) for place in places]
+        self._weights = [
+            PRIOR + min(MORE_PRIOR, PER_TOKEN * (model.judged[place] - MODEL_PRIOR))
+            for place in places
+        ]
+        self._own = Tally(self._first, self._weights, FADES)
         self._model = model if learns else None
-        self._last = len(chances) - 1
-        # of late, wherever: tokens that were right, and as many as should have been
-        self._right = SURE
-        self._hoped = SURE
 
     def count(self, place: int, right: bool) -> None:
         """A token at this place was judged."""
         place = min(place, self._last)
-        self._right = LATE * self._right + (1 - LATE) * SURE + right
-        self._hoped = LATE * self._hoped + (1 - LATE) * SURE + self._own.chance(place)
         self._own.count(place, right)
         if self._model is not None:
             self._model.count(place, right)
 
     def chance(self, place: int) -> float:
-        """What was seen at this place, and more or less if all places do better or worse of late: a
-        text that changes shows at one place before it shows at all of them."""
-        place = min(place, self._last)
-        return min(MOST, self._own.chance(place) * min(1.0, self._right / self._hoped))
-
-    def rest(self) -> None:
-        """A step in which nothing was judged: how things went of late counts for less."""
-        self._right += RESTS * (SURE - self._right)
-        self._hoped += RESTS * (SURE - self._hoped)
+        return min(MOST, self._own.chance(min(place, self._last)))
 
     def count_draft(self, drafted: int, accepted: int) -> None:
         """A verdict: places are depths, and nothing is known of those behind a rejected one."""
         for depth in range(min(accepted + 1, drafted)):
             self.count(depth, depth < accepted)
+
+    def rest(self) -> None:
+        """A step in which nothing was judged: odds that kept a drafter from drafting are forgotten,
+        for nothing would ever mend them."""
+        own = self._own
+        for place, weight in enumerate(self._weights):
+            own.right[place] += RESTS * (weight * self._first[place] - own.right[place])
+            own.judged[place] += RESTS * (weight - own.judged[place])
+
+
+class Trend:
+    """How things go of late, wherever: tokens that were right, over as many as should have been. A
+    text that changes shows at one place before it shows at all of them."""
+
+    def __init__(self) -> None:
+        self._right = SURE
+        self._hoped = SURE
+
+    def count(self, right: bool, hoped: float) -> None:
+        self._right = LATE * self._right + (1 - LATE) * SURE + right
+        self._hoped = LATE * self._hoped + (1 - LATE) * SURE + hoped
+
+    @property
+    def factor(self) -> float:
+        """Never more than 1: a run of luck is no reason to draft more."""
+        return min(1.0, self._right / self._hoped)

@@ -16,7 +16,7 @@ from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
 
-GAIN = 1.04  # a draft must promise so much more than none: estimates are noisy
+GAIN = 1.03  # a draft must promise so much more than none: estimates are noisy
 PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
 PROBE_EVERY = 16  # steps between two of them
@@ -49,15 +49,13 @@ class Company:
 
     sequences: int = 0
     rows: int = 0
+    drafting: int = 0  # sequences that would have more than one row
     tokens: float = 0.0
-
-    def change(self, before: Wish, after: Wish) -> None:
-        self.rows += after.rows - before.rows
-        self.tokens += after.tokens - before.tokens
 
     def join(self, wish: Wish, sequences: int = 1) -> None:
         self.sequences += sequences
         self.rows += sequences * wish.rows
+        self.drafting += sequences * (wish.rows > 1)
         self.tokens += sequences * wish.tokens
 
 
@@ -105,17 +103,19 @@ class BatchChooser:
         plain = self.costs.plain(sequences)
         if self._need_not_look(sequences):
             self._wish_for(Wish())
-            self._account.all += plain
+            self._account.all += plain / sequences
             return self._decide(Bet(None, 0, 1.0, plain), plain)
         beside = company.tokens - self._wish.tokens + strangers
-        steps = self.costs.steps_with(company.rows - self._wish.rows + strangers, most)
+        others = company.rows - self._wish.rows + strangers
+        drafting = company.drafting - (self._wish.rows > 1)
+        steps = self.costs.steps_with(others, drafting, most)
         bet = self._best(self._worth_asking(offers), most, steps, beside)
         self._wish_for(Wish(1 + bet.k, bet.tokens))
         if bet.k:
             self._paid = self._looks
         if (beside + bet.tokens) / bet.seconds < GAIN * sequences / plain:
             bet = Bet(None, 0, 1.0, plain)
-        self._account.all += bet.seconds
+        self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most, steps)):
             bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
         return self._decide(bet, plain)
@@ -130,7 +130,8 @@ class BatchChooser:
         return sequences >= MANY and idle and self._looks % SELDOM > 0
 
     def _wish_for(self, wish: Wish) -> None:
-        self._company.change(self._wish, wish)
+        self._company.join(self._wish, -1)
+        self._company.join(wish)
         self._wish = wish
 
     @staticmethod

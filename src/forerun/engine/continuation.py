@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 MOST_TOKENS = 32  # in one launch
 MOST_PROGRAMS = 32
 # Plain text: one launch should take so long at most, or those who join would wait for it.
-LAUNCH_SECONDS = 8e-3
-SECONDS_PER_LAYER = 2.5e-5  # of a forward of few rows, as on an H200, and per parameter
+LAUNCH_SECONDS = 1.2e-2
+LEAST_TOKENS = 8  # fewer are written faster one by one, each begun before the last is known
+SECONDS_PER_LAYER = 2e-5  # of a forward of few rows, as on an H200, and per parameter
 SECONDS_PER_PARAMETER = 1e-12
 ASKED_BEFORE = 4  # times that a size is met before it is worth a capture
 
@@ -84,11 +85,12 @@ class Continuations:
         tokens = 1
         while 2 * tokens <= min(LAUNCH_SECONDS / forward, MOST_TOKENS):
             tokens *= 2
-        return tokens
+        return tokens if tokens >= LEAST_TOKENS else 1
 
     def forget(self) -> None:
         """Capture anew what is met again: a forward has something more to do."""
         self._programs.clear()
+        self._pool = None  # nobody may use a pool again whose last capture is gone
 
     def can_write(self, end: int, tokens: int) -> bool:
         """Is there room for so many tokens after a text that ends there?"""

@@ -61,15 +61,28 @@ class Crowd:
     sequences: int = 0
 
 
-@dataclass
+class Seen(NamedTuple):
+    """Seconds that were seen: in which step, and how many sequences drafted in it."""
+
+    step: int
+    seconds: float
+    drafting: int = 0
+
+
 class Observed:
-    """Seconds of steps of one size, with the number of the step."""
+    """Seconds of steps of one size."""
 
-    seconds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    def __init__(self) -> None:
+        self._seen: deque[Seen] = deque(maxlen=RECENT)
 
-    def typical(self, now: int) -> float | None:
-        """Their median, if enough of them are recent."""
-        recent = [seconds for number, seconds in self.seconds if now - number < STALE]
+    def add(self, step: int, seconds: float, drafting: int = 0) -> None:
+        self._seen.append(Seen(step, seconds, drafting))
+
+    def typical(self, now: int, each: float = 0.0) -> float | None:
+        """Their median, if enough of them are recent; less what `each` draft has cost."""
+        recent = [
+            seen.seconds - each * seen.drafting for seen in self._seen if now - seen.step < STALE
+        ]
         return median(recent) if len(recent) >= ENOUGH else None
 
 
@@ -81,14 +94,17 @@ class StepCosts:
         self.curve: Curve | None = None
         self.corrects = True  # by what is observed
         self.shared = True  # do other sequences count?
+        self.at_once = 1  # tokens of plain text that are written in one launch
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
-        self._ratios: dict[bool, Observed] = {False: Observed(), True: Observed()}
+        self._ratio = Observed()  # of plain steps to the curve
+        self._each_seen = Observed()
+        self._each = 0.0  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._predicted: dict[tuple[int, bool], float] = {}
-        self._steps: dict[int, Sequence[float]] = {}
+        self._steps: dict[tuple[int, int], Sequence[float]] = {}
         self._worth: dict[int, bool] = {}
 
     @property
@@ -98,7 +114,7 @@ class StepCosts:
     @property
     def begins_ahead(self) -> bool:
         """Is a plain step begun before it is asked for?"""
-        return self.device_type == "cuda"
+        return self.device_type == "cuda" and self.at_once == 1
 
     @property
     def rows_are_cheap(self) -> bool:
@@ -119,15 +135,16 @@ class StepCosts:
 
     def plain(self, sequences: int) -> float:
         """Seconds of a step in which nobody drafts."""
-        return self._predict(max(1, sequences), False)
+        return self._predict(max(1, sequences), 0)
 
-    def steps_with(self, others: int, most: int) -> Sequence[float]:
-        """Seconds of a step in which others have so many rows, and a sequence drafts 0, 1, 2 tokens
-        and so on, up to `most` at least."""
-        found = self._steps.get(others)
+    def steps_with(self, others: int, drafting: int, most: int) -> Sequence[float]:
+        """Seconds of a step in which others have so many rows, so many of them a draft, and a
+        sequence drafts 0, 1, 2 tokens and so on, up to `most` at least."""
+        found = self._steps.get((others, drafting))
         if found is None or len(found) <= most:
-            rows = range(others + 1, others + 2 + max(most, FEW))
-            found = self._steps[others] = [self._predict(n, True) for n in rows]
+            rows = range(others + 2, others + 2 + max(most, FEW))
+            found = [self._predict(n, drafting + 1) for n in rows]
+            found = self._steps[others, drafting] = [self._predict(others + 1, drafting), *found]
         return found
 
     def worth_drafting(self, sequences: int) -> bool:
@@ -145,50 +162,57 @@ class StepCosts:
     def _could_pay(self, sequences: int, drafting: int, k: int) -> bool:
         """Could it pay if some sequences draft k tokens each?"""
         tokens = sequences + drafting * k * LUCKY
-        seconds = self._predict(sequences + drafting * k, True)
+        seconds = self._predict(sequences + drafting * k, drafting)
         return tokens / seconds > sequences / self.plain(sequences)
 
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
         return self._draft_seconds.typical(self.seen)
 
-    def _predict(self, rows: int, judged: bool) -> float:
-        key = (rows_bucket(rows), judged)
+    def _predict(self, rows: int, drafting: int) -> float:
+        """Seconds of a step of so many rows in which so many sequences draft."""
+        key = (rows_bucket(rows), drafting > 0)
         found = self._predicted.get(key)
         if found is None:
-            found = self._predicted[key] = self._make_prediction(rows, judged)
-        return found
+            found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
+        return found + drafting * self._each if drafting else found
 
-    def _make_prediction(self, rows: int, judged: bool) -> float:
-        seen = self._observed[rows_bucket(rows), judged].typical(self.seen)
-        if seen is not None:
-            return seen
-        ratio = self._ratios[judged].typical(self.seen)
-        if ratio is not None:
-            return ratio * self.forward(rows)
+    def _without_drafts(self, rows: int, judged: bool) -> float:
+        """Seconds of such a step, less what the host does for each sequence that drafts."""
+        seen = self._observed[rows_bucket(rows), judged].typical(self.seen, self._each)
+        return seen if seen is not None else self._by_curve(rows, judged)
+
+    def _by_curve(self, rows: int, judged: bool) -> float:
+        """What the curve says, as much slower or faster as plain steps were of late."""
+        seconds = (self._ratio.typical(self.seen) or 1.0) * self.forward(rows)
         if not judged:
-            # A busy neighbour slows all steps: what judged ones have shown holds for plain ones.
-            slow = self._ratios[True].typical(self.seen) if self.device_type == "cpu" else None
-            return (slow / JUDGED_SHARE if slow else 1.0) * self.forward(rows)
-        plain = self._ratios[False].typical(self.seen) or 1.0
-        return JUDGED_SHARE * plain * self.forward(rows) + JUDGED_SECONDS[self.device_type]
+            return seconds
+        return JUDGED_SHARE * seconds + JUDGED_SECONDS[self.device_type]
 
-    def observe(self, rows: int, judged: bool, draft_forwards: int, seconds: float) -> None:
-        """A step with a forward of so many rows took so long."""
+    def observe(self, rows: int, drafting: int, draft_forwards: int, seconds: float) -> None:
+        """A step with a forward of so many rows, in which so many sequences drafted, took so
+        long."""
         if not self.corrects or self.curve is None:
             return
         self.seen += 1
         if draft_forwards:
-            drafting = max(0.0, seconds - self._predict(rows, judged)) / draft_forwards
-            self._draft_seconds.seconds.append((self.seen, drafting))
+            spent = max(0.0, seconds - self._predict(rows, drafting)) / draft_forwards
+            self._draft_seconds.add(self.seen, spent)
         else:
-            self._observed[rows_bucket(rows), judged].seconds.append((self.seen, seconds))
-            ratio = seconds / self.forward(rows)
-            self._ratios[judged].seconds.append((self.seen, ratio))
+            self._observe_step(rows, drafting, seconds)
         if self.seen % REFRESH == 0:
+            self._each = max(0.0, self._each_seen.typical(self.seen) or 0.0)
             self._predicted.clear()
             self._steps.clear()
             self._worth.clear()
+
+    def _observe_step(self, rows: int, drafting: int, seconds: float) -> None:
+        if drafting:
+            each = (seconds - self._by_curve(rows, True)) / drafting
+            self._each_seen.add(self.seen, each)
+        else:
+            self._ratio.add(self.seen, seconds / self.forward(rows))
+        self._observed[rows_bucket(rows), drafting > 0].add(self.seen, seconds, drafting)
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
         """So many tokens came of the last step."""
@@ -209,7 +233,7 @@ class FixedCosts(StepCosts):
     def plain(self, sequences: int) -> float:
         return self.forward(1)
 
-    def steps_with(self, others: int, most: int) -> Sequence[float]:
+    def steps_with(self, others: int, drafting: int, most: int) -> Sequence[float]:
         known = len(self._fixed)
         self._fixed += [self.forward(1 + k) for k in range(known, most + 1)]
         return self._fixed
@@ -370,7 +394,7 @@ class Step:
 
     costs: StepCosts | None = None  # of the model that judges
     rows: int = 0
-    judged: bool = False
+    drafting: int = 0  # sequences that drafted
     whole: bool = True  # does it hold no prompt?
     draft_forwards: int = 0
     by_model: dict[Paced, Rows] = field(default_factory=dict)
@@ -394,7 +418,7 @@ class StepWatch:
             return
         now.costs = costs
         now.rows += sum(share.rows for share in shares)
-        now.judged = now.judged or any(share.reads > 1 for share in shares)
+        now.drafting += sum(share.reads > 1 for share in shares)
         now.whole = now.whole and not any(share.is_prompt for share in shares)
         costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
 
@@ -407,6 +431,15 @@ class StepWatch:
     def wrote(self, tokens: int) -> None:
         """A draft model wrote on by itself: its first forward was counted."""
         self._now.draft_forwards += tokens - 1
+
+    def wrote_text(self, tokens: int) -> None:
+        """A model wrote so many tokens of plain text in one launch: as many steps, alike."""
+        step, self._now = self._now, Step()
+        now = self.now()
+        if self._arrived is not None and step.whole and step.costs is not None:
+            step.costs.observe(step.rows, False, 0, (now - self._arrived) / tokens)
+        self.tokens = 0
+        self._arrived = now
 
     def drawing(self) -> None:
         """Rules are applied. If a model has judged, what begins now belongs to the next step."""
@@ -426,7 +459,7 @@ class StepWatch:
             for pace, held in step.by_model.items():
                 pace.stepped(seconds, held.writing, held.reading)
         if self._arrived is not None and step.whole:
-            step.costs.observe(step.rows, step.judged, step.draft_forwards, seconds)
+            step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))
         self.tokens = 0

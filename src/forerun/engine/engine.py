@@ -119,6 +119,7 @@ class Engine:
             host.pace = Pace(host.costs, self.chunk)
         if self.rules.by_noise:
             host.writer = Continuations(host)
+            host.costs.at_once = host.at_once
         self.hosts.append(host)
         return host
 
@@ -485,7 +486,7 @@ class Engine:
         if asked[0].drafting:
             self.watch.wrote(asked[0].tokens)
             return written
-        self.watch.idle()  # several steps in one: what they took says nothing of one
+        self.watch.wrote_text(asked[0].tokens)
         pairs = zip(asked, written, strict=True)
         return [NoOutcome(one.seq) if -1 in text.tokens else text for one, text in pairs]
 

@@ -272,6 +272,8 @@ class ForwardRunner(Generic[SlotStorage]):
     def forget_captures(self) -> None:
         """Capture anew what is met again: a forward has something more to do."""
         self.captured.clear()
+        if self._pool is not None:  # nobody may use a pool again whose last capture is gone
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _drop_oldest(self) -> None:
         """Drop the captures that were used least recently, until the rest is within bounds."""

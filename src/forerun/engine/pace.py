@@ -17,6 +17,7 @@ MOST = 2048
 MORE = 0.8  # of a usual step, that reading may take: what it takes is known from the last chunks
 LOOKS = 3  # chunks whose middle one counts
 RECENT = 9  # steps of one size that count
+LOOK_AGAIN = 64  # chunks one after the other, after which a step reads nothing
 
 
 class Pace:
@@ -33,12 +34,27 @@ class Pace:
         self._usual: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._per_row: deque[float] = deque(maxlen=LOOKS)  # seconds, of rows that were read
         self._read = 0  # rows of the last chunk
+        self._chunks = 0  # since a step that read nothing
+        self._looked: set[int] = set()  # sizes of steps that were to read nothing
 
     def budget(self, writing: int) -> int:
         """How many rows of prompts a forward may read in which others have so many."""
-        if not self._fixed:
-            self.rows = power_of_two(self._allowed(writing))
+        if self._fixed:
+            return self.rows
+        if writing and self._must_look(rows_bucket(writing)):
+            return 0
+        self.rows = power_of_two(self._allowed(writing))
         return self.rows
+
+    def _must_look(self, size: int) -> bool:
+        """Is this a step that reads nothing, to see what one takes? Once for each size, and now and
+        then while prompts never end: or what further writers cost would be taken for the price of
+        rows that are read, and ever fewer would be."""
+        if (size in self._usual or size in self._looked) and self._chunks < LOOK_AGAIN:
+            return False
+        self._looked.add(size)
+        self._chunks = 0
+        return True
 
     def _allowed(self, writing: int) -> float:
         """Where a row that is read costs what a written one does, as many as are written are fine.
@@ -61,14 +77,9 @@ class Pace:
         return rows
 
     def _usual_step(self, writing: int) -> float | None:
-        """What a step takes that reads nothing: as seen, or at most as one of fewer rows says.
-        While prompts queue up every step reads, so one of many rows may never have been seen: were
-        it taken for one of few, what they write would count as the price of reading."""
-        bucket = rows_bucket(writing)
-        sizes = [size for size in self._usual if size <= bucket]
-        if not sizes:
-            return None
-        return statistics.median(self._usual[max(sizes)]) * bucket / max(sizes)
+        """What a step takes that reads nothing: as seen, or as one of fewer rows took."""
+        sizes = [size for size in self._usual if size <= rows_bucket(writing)]
+        return statistics.median(self._usual[max(sizes)]) if sizes else None
 
     def stepped(self, seconds: float, writing: int, reading: int) -> None:
         """A step of those who write took so long. It had so many rows of theirs, and read so many
@@ -77,7 +88,9 @@ class Pace:
             return
         if not reading:
             self._usual[rows_bucket(writing)].append(seconds)
+            self._chunks = 0
             return
+        self._chunks += 1
         usual = self._usual_step(writing)
         if usual is not None:
             self._per_row.append(max(0.0, seconds - usual) / reading)

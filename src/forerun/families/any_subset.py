@@ -49,6 +49,10 @@ class AnySubset(Family):
     name = "any-subset"
     handle = SubsetScorer
     default_method = "assd"
+    default_reason = (
+        "the model drafts and judges by itself with the same weights: exact, with never more "
+        "forwards than tokens"
+    )
     needs_prompt = False
     sees_itself = True
 

@@ -40,6 +40,7 @@ class Family(ABC):
     name: ClassVar[str]
     handle: ClassVar[type[ModelHandle]]
     default_method: ClassVar[str] = "ar"
+    default_reason: ClassVar[str] = "the family says nothing of others"  # why that one
     needs_prompt: bool = True  # must something be given before the first question?
     mask_token: int | None = None
     impossible_tokens: tuple[int, ...] = ()  # never an outcome: a mask

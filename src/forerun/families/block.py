@@ -101,6 +101,10 @@ class Block(Family):
     name = "block"
     handle = BlockFiller
     default_method = "s2d2"
+    default_reason = (
+        "the model fills a block and judges it in blocks of one token, so it drafts for itself, "
+        "and its router decides in every step whether a verdict pays"
+    )
     CANVASES = 10  # copies of a block that fit into a lane: a mixed tree of five drafts
     QUERIES = 320  # rows of a verdict with drafts, besides one per token of the chain
 

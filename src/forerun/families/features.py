@@ -47,6 +47,7 @@ class Features(Family):
     name = "features"
     handle = FeatureFiller
     default_method = "specdiff"
+    default_reason = "it drafts for another model, and does nothing else"
 
     def __init__(
         self,

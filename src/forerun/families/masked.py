@@ -66,6 +66,10 @@ class Masked(Family):
     name = "masked"
     handle = CanvasFiller
     default_method = "stepwise"
+    default_reason = (
+        "models of masked diffusion have no law of their own to be exact to, and methods that go "
+        "faster change the text; stepwise is what the others are compared with"
+    )
     needs_prompt = False
     CANVASES = 10  # that fit into a lane: a mixed tree of five drafts, and the canvas as it is
 

@@ -12,7 +12,6 @@ from forerun.drafters.base import Drafter
 from forerun.families.base import ChainScorer
 from forerun.methods.sources import DEEPEST, draft_by, sources_of
 from forerun.options import check_flag, check_whole
-from forerun.probability.acceptance import sample_token
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
@@ -45,8 +44,8 @@ async def auto(
                 accepted = await source.judge(draft)
                 source.learn(len(draft), accepted)
                 continue
-            p_V = await target.next_law(seq)
-            drawn = await seq.draw(sample_token, p_V)
-            seq.fill(seq.next(1), [drawn.token], "sampled")
+            for token in await target.write(seq):
+                if not seq.done:
+                    seq.fill(seq.next(1), [token], "sampled")
     finally:
         chooser.leave()

@@ -17,7 +17,7 @@ from forerun.sequence.canvas import Canvas
 # Odds of a draft by depth, before anything was seen.
 FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
-FIRST_GUESSED = (0.15, 0.1, 0.1, 0.1)
+FIRST_GUESSED = (0.08, 0.05, 0.05, 0.05)
 DEEPEST = 64
 log = logging.getLogger("forerun")
 

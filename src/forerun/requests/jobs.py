@@ -100,6 +100,8 @@ class Job:
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
+        if request.note:
+            self.seq.trace.notes.append(request.note)
         self._check_possible()
         self.ticket = Ticket(
             self.seq,

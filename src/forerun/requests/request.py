@@ -27,6 +27,7 @@ class DecodeRequest:
     options: object  # of the method: an instance of `method.options`
     drafter_class: type[Drafter] | None
     drafter_options: Options
+    note: str = ""  # for the result: why this method, where none was named
 
     @property
     def needs_draft_model(self) -> bool:
@@ -37,6 +38,13 @@ def method_for(family: Family, method: str | registry.Method | None) -> str | re
     """The method of a request. Where none is named, or 'auto', it is what models of the family
     decode by: for left-to-right models that is the method `auto` itself."""
     return family.default_method if method in (None, "auto") else method
+
+
+def note_on_method(family: Family, method: str | registry.Method | None) -> str:
+    """Why a method was taken that nobody named. `auto` itself says so step by step."""
+    if method not in (None, "auto") or family.default_method == "auto":
+        return ""
+    return f"auto took method '{family.default_method}': {family.default_reason}."
 
 
 def parse_request(method: str | registry.Method, draft: object, options: Options) -> DecodeRequest:
