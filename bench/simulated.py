@@ -103,6 +103,8 @@ class Replay(SlottedBackbone):
         self.machine = machine
         self.drafts = drafts
         self.cost = 0.1 if drafts else 1.0
+        if drafts:  # known, or they would be measured
+            self.step_costs = {1: machine.draft, 2: machine.draft}
 
     def bytes_per_lane(self, context: int) -> int:
         return 0
@@ -305,8 +307,11 @@ class Row(NamedTuple):
         return self.best / max(self.cold, self.warm)
 
 
-def simulate(scene: Scene, machine: Machine, few: bool = False) -> Row:
-    contestants = FEW if few or scene.lanes > 1 else GRID + DRAFTED
+def simulate(
+    scene: Scene, machine: Machine, contestants: Sequence[Contestant] | None = None
+) -> Row:
+    if contestants is None:
+        contestants = FEW if scene.lanes > 1 else GRID + DRAFTED
     if not scene.has_draft:
         contestants = [one for one in contestants if one[0] != "speculative"]
     taken = {label(one): Player(scene, machine).seconds(one) for one in contestants}

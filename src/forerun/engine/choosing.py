@@ -17,6 +17,7 @@ from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
 
 GAIN = 1.03  # a draft must promise so much more than none: estimates are noisy
+GAIN_OF_MANY = 1.06  # in a full batch: whoever drafts does so at the expense of all
 PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
 PROBE_EVERY = 16  # steps between two of them
@@ -113,7 +114,8 @@ class BatchChooser:
         self._wish_for(Wish(1 + bet.k, bet.tokens))
         if bet.k:
             self._paid = self._looks
-        if (beside + bet.tokens) / bet.seconds < GAIN * sequences / plain:
+        gain = GAIN if sequences < MANY else GAIN_OF_MANY
+        if (beside + bet.tokens) / bet.seconds < gain * sequences / plain:
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most, steps)):
