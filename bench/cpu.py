@@ -1,6 +1,7 @@
 """Forerun on a CPU beside llama.cpp and `transformers`, on the same GGUF file, in parts.
 
     python bench/cpu.py load|perplexity|decode|rows|methods --model FILE.gguf [--draft FILE.gguf]
+    python bench/cpu.py outside --model zoo:ar     # what a step takes outside of the forward
     python bench/cpu.py write          # docs/speed.md from docs/cpu.json
 
 `--cpu-time` counts the processor's seconds of one thread: for a machine that others use, too.
@@ -40,6 +41,7 @@ PROMPT = 128  # tokens that are read
 TOKENS = 32  # that are written
 ROWS = (1, 8, 32)
 KINDS = (None, "int8", "int4")
+PATIENCE = 10.0  # seconds for reading: bfloat16 takes minutes on a processor without it
 CPU = torch.device("cpu")
 EDIT = "Write this code again with a docstring at the top of the function:\n```python\n{code}```\n"
 SUMMARY = "Say again, sentence by sentence, what this text says:\n{text}\n"
@@ -138,6 +140,8 @@ def llama_of(file: str) -> Any:
         from llama_cpp import Llama
     except ImportError:
         return None
+    if not Path(file).is_file():  # a model of our own
+        return None
     threads = torch.get_num_threads()
     return Llama(file, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
@@ -189,13 +193,23 @@ def our_speeds(model: forerun.Model, prompt: Sequence[int]) -> dict[str, float]:
 
     def write(tokens: int, batch: int) -> None:
         fresh = [[next(turn) % 5000 + 200, *one[1:]] for one in prompts[:batch]]
-        model.generate(fresh, max_tokens=tokens, ignore_eos=True)
+        model.generate(fresh, max_tokens=tokens, ignore_eos=True, method="ar")
 
     return speeds(write)
 
 
+def speeds_of_load(file: str, quantize: str | None, prompt: Sequence[int]) -> dict[str, float]:
+    with load(file, quantize) as model:
+        return our_speeds(model, prompt)
+
+
 def speeds(write: Callable[[int, int], None]) -> dict[str, float]:
-    """Tokens per second read at batch 1, and written at batch 1 and 8, by differences."""
+    """Tokens per second read at batch 1, and written at batch 1 and 8, by differences. Who takes
+    too long to read is not asked to write."""
+    start = clock()
+    write(1, 1)
+    if clock() - start > PATIENCE:
+        return {"reads": round(PROMPT / (clock() - start), 1)}
     reading = median_seconds(lambda: write(1, 1), 3)
     one = median_seconds(lambda: write(1 + TOKENS, 1), 3) - reading
     reading_8 = median_seconds(lambda: write(1, 8), 1)
@@ -207,16 +221,22 @@ def speeds(write: Callable[[int, int], None]) -> dict[str, float]:
     }
 
 
+def prompt_of(file: str) -> list[int]:
+    from forerun.checkpoints import resolve
+
+    tokenizer: Any = resolve.load_network(file, CPU, torch.float32).tokenizer
+    return list(tokenizer(text()).input_ids[:PROMPT])
+
+
 def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
-    with load(file, None, lanes=1) as model:
-        prompt = list(model.tokenizer(text()).input_ids[:PROMPT])
+    prompt = prompt_of(file)
     contestants: dict[str, Callable[[], dict[str, float]]] = {}
     if llama_of(file) is not None:
         contestants["llama.cpp, the file's 4 bits"] = lambda: llama_speeds(file, prompt)
     contestants["transformers float32"] = lambda: their_speeds(file, torch.float32, prompt)
     contestants["transformers bfloat16"] = lambda: their_speeds(file, torch.bfloat16, prompt)
     for quantize in KINDS:
-        contestants[name_of(quantize)] = lambda q=quantize: our_speeds(load(file, q), prompt)
+        contestants[name_of(quantize)] = lambda q=quantize: speeds_of_load(file, q, prompt)
     found = {}
     for name, run in contestants.items():
         if only is None or only in name:
@@ -291,10 +311,41 @@ def llama_rows(llama: Any) -> dict[str, float]:
     return found
 
 
+def part_outside(file: str, tokens: int = 128) -> dict[str, float]:
+    """Microseconds of a token at batch 1, and of those outside of the forward."""
+    found = {}
+    with load(file, None, lanes=1) as model:
+        backbone: Any = model.backbone
+        forward = backbone.forward
+        spent = [0.0]
+
+        def timed(batch: Batch, slots: Any) -> torch.Tensor:
+            start = clock()
+            logits = forward(batch, slots)
+            spent[0] += clock() - start
+            return logits
+
+        backbone.forward = timed
+        turns = []
+        for _ in range(7):
+            spent[0] = 0.0
+            start = clock()
+            model.generate([5, 6, 7, 8], max_tokens=tokens, ignore_eos=True, method="ar")
+            seconds = clock() - start
+            turns.append((seconds, seconds - spent[0]))
+        seconds, outside = (statistics.median(column) for column in zip(*turns[1:]))
+        found["us per token"] = round(1e6 * seconds / tokens)
+        found["us outside"] = round(1e6 * outside / tokens)
+        found["share outside"] = round(outside / seconds, 3)
+    return found
+
+
 # -- methods ------------------------------------------------------------------------------------
 
 
-def part_methods(file: str, draft: str | None, quantize: str | None) -> dict[str, Any]:
+def part_methods(
+    file: str, draft: str | None, quantize: str | None, only: str | None
+) -> dict[str, Any]:
     """Our methods over our own ar: the same prompts, taking turns."""
     model = load(file, quantize, lanes=1)
     prompts = task_prompts(model)
@@ -306,8 +357,10 @@ def part_methods(file: str, draft: str | None, quantize: str | None) -> dict[str
         asked.append(("code", "speculative", {"draft": load(draft, quantize, lanes=1)}))
     found: dict[str, Any] = {}
     for task, method, options in asked:
-        found[f"{task}: {method}"] = race(model, prompts[task], method, options)
-        print(task, method, found[f"{task}: {method}"], flush=True)
+        name = f"{task}: {method}, {quantize or 'float32'}"
+        if only is None or only in name:
+            found[name] = race(model, prompts[task], method, options)
+            print(name, found[name], flush=True)
     return found
 
 
@@ -403,7 +456,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--draft")
     parser.add_argument("--quantize")
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="of decode and methods: rows with this in their name")
     parser.add_argument("--cpu-time", action="store_true", help="one thread, in CPU seconds")
     flags = parser.parse_args()
     if flags.cpu_time:
@@ -418,7 +471,8 @@ def main() -> None:
         "perplexity": lambda: part_perplexity(flags.model),
         "decode": lambda: part_decode(flags.model, flags.only),
         "rows": lambda: part_rows(flags.model),
-        "methods": lambda: part_methods(flags.model, flags.draft, flags.quantize),
+        "outside": lambda: part_outside(flags.model),
+        "methods": lambda: part_methods(flags.model, flags.draft, flags.quantize, flags.only),
     }
     found = parts[flags.part]()
     print(json.dumps(found, indent=1))

@@ -2,6 +2,7 @@
 
     python bench/perplexity.py --model FOLDER_OR_FILE [--quantize int8 int4 fp8] [--device cuda]
         [--dtype bfloat16] [--json FILE]
+    python bench/perplexity.py --publish FILE ...       (writes docs/models.md's table)
 
 The text is our own docs, in windows of 512 tokens, each token given those before it. 'KL' is the
 mean divergence of a token's law from that of the model as it was; 'same first' is the share of
@@ -13,11 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from page import DOCS, write_part
 
 import forerun
 from forerun.engine.pack import Batch
@@ -25,6 +29,8 @@ from forerun.errors import NotAble
 from forerun.sequence.rows import Plan, causal_rows
 
 SIZE = 512
+START = "<!-- perplexity -->"
+END = "<!-- end of perplexity -->"
 PAGES = Path(__file__).parents[1] / "docs"
 
 
@@ -89,20 +95,45 @@ def measured(flags: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def table(reports: Sequence[dict[str, Any]]) -> str:
+    names = ("model", "weights", "MB", "perplexity", "KL", "same first")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for report in reports:
+        for row in report["rows"]:
+            cells = (f"{row['MB']:.0f}", f"{row['perplexity']:.3f}", f"{row['KL']:.4f}")
+            model = f"{report['name']}, {report['device']}"
+            share = f"{row['same first']:.1%}"
+            lines.append(f"| {' | '.join((model, row['weights'], *cells, share))} |")
+    return "\n".join([*lines, "", f"`bench/perplexity.py`, {reports[0]['date']}."])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model")
     parser.add_argument("--quantize", nargs="*", default=["int8", "int4", "fp8"])
     parser.add_argument("--device")
     parser.add_argument("--dtype")
     parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--name", help="of the model, for the table; default: its folder's")
+    parser.add_argument("--publish", type=Path, nargs="*", help="tables of these files")
     flags = parser.parse_args()
-    rows = measured(flags)
+    if flags.publish:
+        reports = [json.loads(file.read_text()) for file in flags.publish]
+        return write_part(DOCS / "models.md", table(reports), START, END)
+    if flags.model is None:
+        parser.error("--model is missing")
+    device = torch.device(flags.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    report = {
+        "name": flags.name or Path(flags.model).name,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "date": date.today().isoformat(),
+        "rows": measured(flags),
+    }
     if flags.json:
-        flags.json.write_text(json.dumps({"model": flags.model, "rows": rows}, indent=1))
+        flags.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

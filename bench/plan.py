@@ -3,7 +3,7 @@ not made from:
 
     python bench/plan.py --shape qwen2.5-7b --out src/forerun/scale/measured/qwen2.5-7b.json
     python bench/plan.py --model PATH --text docs --out FILE         (a trained model, on a text)
-    python bench/plan.py --publish FILE...                           (the table of docs/scale.md)
+    python bench/plan.py --publish FILE...                           (the tables of docs/scale.md)
 
 Tokens per forward of random weights mean nothing for real text: --counted docs/gpu.json takes them
 from trained models, as `bench/gpu.py` counted them. The check uses those that were measured with
@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from page import write_part
 from forerun.api import load
 from forerun.profile.shapes import random_model
 from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Bench, Check, measure
-from forerun.scale.plan import Measured
+from forerun.scale.plan import Load, Measured, row_at
 
 ROOT = Path(__file__).parents[1]
 METHODS: dict[str, dict[str, Any]] = {"ar": {}, "lookup": {}, "jacobi": {"block": 16}}
 REAL_WAVES = 4  # requests of a real text end at different times: the last ones count less
+IN_FLIGHT = (1, 8, 32)
 COLUMNS = ("of", "method", "in flight", "prompt + answer", "tokens per forward")
 COLUMNS += ("requests/s foretold", "measured", "off by")
 
@@ -102,6 +104,28 @@ def table(files: Sequence[str]) -> str:
     return "\n".join([*lines, "", f"`bench/plan.py`, {'; '.join(sorted(machines))}."])
 
 
+def costs(file: str) -> str:
+    """Break-evens, and what a million tokens cost."""
+    measured = Measured.read(file)
+    load = Load(1.0)
+    columns = ("method", "in flight", "ms a step", "break-even", "tokens per forward")
+    columns += ("tokens/s a GPU", "GPU hours a million tokens")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for method, batch in product(measured.methods, IN_FLIGHT):
+        row = row_at(measured, method, load, batch)
+        lines.append(
+            f"| `{row.method}` | {batch} | {1e3 * row.step:.2f} | {row.break_even:.2f} "
+            f"| {row.tokens_per_forward:.2f} | {row.tokens_per_second:,.0f} "
+            f"| {row.gpu_hours:.3f} |"
+        )
+    asked = f"{load.prompt} + {load.tokens} tokens a request, {load.busy:.0%} busy"
+    texts = sorted({one.text for one in measured.methods if one.text})
+    told = (
+        f"{measured.shape}, {asked}; {measured.machine}; tokens per forward of {', '.join(texts)}."
+    )
+    return "\n".join([*lines, "", told])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", default="qwen2.5-7b", help="random weights")
@@ -115,6 +139,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.publish:
         page = ROOT / "docs" / "scale.md"
+        write_part(page, costs(arguments.publish[0]), "<!-- costs -->", "<!-- end costs -->")
         write_part(page, table(arguments.publish), "<!-- plan -->", "<!-- end plan -->")
     elif arguments.out:
         measured_here(arguments)

@@ -3,7 +3,7 @@
     python bench/quantised.py [--shape qwen2.5-7b] [--quantize fp8 int8 int4] [--json FILE]
     python bench/quantised.py --check         (bits of packed products; exit status 1 if any differ)
     python bench/quantised.py --tune          (tilings of packed products at one row)
-    python bench/quantised.py --publish FILE  (writes its table into docs/gpu.md; needs no GPU)
+    python bench/quantised.py --publish FILE  (writes docs/models.md's table; needs no GPU)
 
 Weights are random: only time is measured. What quantising does to texts, `bench/perplexity.py`
 measures.
@@ -364,12 +364,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only: bits of packed products")
     parser.add_argument("--tune", action="store_true", help="only: try tilings")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    parser.add_argument("--publish", type=Path, help="write docs/gpu.md by this file")
+    parser.add_argument("--publish", type=Path, help="write docs/models.md by this file")
     flags = parser.parse_args()
     if flags.publish:
         report = json.loads(flags.publish.read_text())
         (DOCS / "quantised.json").write_text(json.dumps(report, indent=1))
-        return write_part(DOCS / "gpu.md", table(report), START, END)
+        return write_part(DOCS / "models.md", table(report), START, END)
     if flags.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --publish FILE needs none")
     if flags.check:

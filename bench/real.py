@@ -86,6 +86,7 @@ QUESTIONS = [
     "Why does cold dough become more sour?",
     "What must be booked in advance?",
 ]
+PEER_PROMPTS = 3  # of each category
 LANGUAGES = ["French", "German", "Spanish", "Italian"]
 
 
@@ -276,29 +277,33 @@ def decode(model, group: list[dict], word: str, flags: argparse.Namespace) -> li
     return model.generate(**{name: together}, max_tokens=flags.max_tokens, **options)
 
 
-def measure_peers(model, chosen: dict, flags: argparse.Namespace) -> dict[str, list[float]]:
-    """(mean, standard error) of tokens a second of `transformers`' own `generate`, batch 1."""
+def measure_peers(model, chosen: dict, flags: argparse.Namespace) -> dict[str, dict]:
+    """Tokens a second of `transformers`' own `generate` on some prompts of each category, batch
+    1."""
     kinds = {"generate": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}}
     if flags.assistant:
         kinds["assisted"] = {"assistant_model": plain_network(flags.assistant, model)}
     network = plain_network(flags.model, model)
     found = {}
     for name, options in kinds.items():
-        rates = []
-        for asked in (these[0] for these in chosen.values()):
-            text = asked.get("prompt") or model.tokenizer.apply_chat_template(
-                asked["messages"], tokenize=False, add_generation_prompt=True
-            )
-            ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
-            ids = ids.to(model.backbone.device)
-            start = time.perf_counter()
-            with torch.no_grad():
-                out = network.generate(
-                    ids, max_new_tokens=flags.max_tokens, do_sample=False, **options
-                )
-            rates.append((out.shape[1] - ids.shape[1]) / (time.perf_counter() - start))
-        found[name] = [sum(rates) / len(rates), float(np.std(rates) / math.sqrt(len(rates)))]
+        peer_rate(network, model, next(iter(chosen.values()))[0], 8, options)  # warm
+        found[name] = {
+            category: [peer_rate(network, model, one, flags.max_tokens, options) for one in some]
+            for category, some in ((key, these[:PEER_PROMPTS]) for key, these in chosen.items())
+        }
     return found
+
+
+def peer_rate(network, model, asked: dict, tokens: int, options: dict) -> float:
+    text = asked.get("prompt") or model.tokenizer.apply_chat_template(
+        asked["messages"], tokenize=False, add_generation_prompt=True
+    )
+    ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = ids.to(model.backbone.device)
+    start = time.perf_counter()
+    with torch.no_grad():
+        out = network.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
+    return (out.shape[1] - ids.shape[1]) / (time.perf_counter() - start)
 
 
 def plain_network(name: str, model):
@@ -342,9 +347,11 @@ def markdown(runs: list[dict]) -> str:
         for category, rows in [*one["rows"].items(), ("all", every)]:
             if rows:
                 lines.append(_line(category, rows, one["batch"], original))
-        for peer, (rate, error) in one["peers"].items():
-            empty = " |" * (4 if original else 3)
-            lines.append(f"| `transformers` {peer} |{empty} {rate:.1f} ± {error:.1f} | | |")
+        for peer, categories in one["peers"].items():
+            for category, rates in categories.items():
+                empty = " |" * (3 if original else 2)
+                who = f"{category}, `transformers` {peer} | {len(rates)}"
+                lines.append(f"| {who} |{empty} {mean(rates)} | | |")
         lines += ["", f"`{one['command']}`", ""]
     return "\n".join(lines)
 

@@ -333,7 +333,8 @@ async def http_rate(port: int, streams: int, tokens: int) -> float:
 
 def overhead(flags: argparse.Namespace, process: subprocess.Popen) -> dict:
     """Some equal streams over HTTP and in the bare engine, in turns: tokens per second, and
-    processor time, which other programs on the machine disturb less."""
+    processor time, which other programs on the machine disturb less. Clients are bare sockets; they
+    run on the same cores, and what they take is told apart."""
     import torch
 
     import forerun
@@ -346,8 +347,10 @@ def overhead(flags: argparse.Namespace, process: subprocess.Popen) -> dict:
     turns: list[dict[str, float]] = []
     for _ in range(flags.turns + 1):
         before = processor_seconds(process.pid)
+        own = processor_seconds(os.getpid())
         over_http = asyncio.run(http_rate(flags.port, flags.lanes, flags.tokens))
         http_work = processor_seconds(process.pid) - before
+        client_work = processor_seconds(os.getpid()) - own
         before = processor_seconds(os.getpid())
         began = time.perf_counter()
         model.generate(prompts, **how)
@@ -360,6 +363,7 @@ def overhead(flags: argparse.Namespace, process: subprocess.Popen) -> dict:
                 "rate_ratio": over_http / bare,
                 "http_processor_us_per_token": 1e6 * http_work / tokens,
                 "engine_processor_us_per_token": 1e6 * bare_work / tokens,
+                "client_processor_us_per_token": 1e6 * client_work / tokens,
                 "processor_ratio": http_work / bare_work,
             }
         )
@@ -386,11 +390,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="with --overhead: per stream")
     parser.add_argument("--turns", type=int, default=5, help="with --overhead")
     parser.add_argument("--device")
+    parser.add_argument("--interval", type=float, help="the server's --stream-interval")
     flags = parser.parse_args()
     flags.lanes = flags.lanes or (8 if flags.overhead else 32)
     options = ["--lanes", str(flags.lanes), "--queue", str(2 * flags.streams)]
     if flags.device:
         options += ["--device", flags.device]
+    if flags.interval is not None:
+        options += ["--stream-interval", str(flags.interval)]
     with served(flags.port, *options) as process:
         if flags.overhead:
             print(json.dumps(overhead(flags, process), indent=1))

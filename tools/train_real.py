@@ -100,7 +100,7 @@ def read_text(flags: argparse.Namespace, tokenizer) -> OwnText:
     if file.exists():
         return OwnText.load(file)
     given = {f.name: getattr(flags, f"text_{f.name}") for f in fields(TextOptions)}
-    wanted = dict(code=0.15, given=0.85 if flags.prompts else 0.0, greedy=1.0, texts=1024)
+    wanted = dict(code=0.15, given=0.7 if flags.prompts else 0.0, greedy=1.0, texts=1024)
     options = TextOptions(**wanted | {k: v for k, v in given.items() if v is not None})
     network = load_network(flags.model)
     if torch.cuda.is_available():

@@ -323,5 +323,7 @@ def test_what_cannot_be_quantised_is_refused_by_name():
         loaded("int3")
     with pytest.raises(NotAble, match="Llama shape"):
         loaded("int4", arch="gpt2")
+    with pytest.raises(NotAble, match="is for a GPU"):
+        loaded("fp8")
     with pytest.raises(NotAble, match="float32"):
         forerun.load("tiny", dtype="bfloat16", quantize="int8")

@@ -145,3 +145,20 @@ def test_laws_of_masked_rows_can_be_cut_and_joined_with_others():
     torch.testing.assert_close(joined[1].tensor, logits[1].softmax(-1))
     assert (joined[2] > 0).all()
     assert torch.equal(laws[1].logits_NV[0].isfinite(), joined[0] > 0)
+
+
+def test_texts_of_one_grammar_share_what_is_known_of_their_beginning(monkeypatch):
+    """A later text asks nothing before its first token, and begins with the same law."""
+    m = stepped(fresh())
+    options = dict(regex="[a-z]{3,9}", max_tokens=6, method="ar", temperature=1.0)
+    first = m.generate("def f():\n", **options)
+    asked = []
+    alone = llguidance_engine._Matcher.allowed
+    monkeypatch.setattr(
+        llguidance_engine._Matcher, "allowed", lambda self: asked.append(1) or alone(self)
+    )
+    jobs = m.submit("def f():\n", **options)
+    m.engine.step()
+    assert not asked
+    m.engine.run()
+    assert jobs.results()[0].token_ids == first.token_ids

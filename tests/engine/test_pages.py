@@ -276,6 +276,9 @@ def test_chunks_do_not_shrink_where_prompts_never_end():
         budgets.append(reading)
     assert min(filter(None, budgets[200:])) >= 32
     assert sum(not reading for reading in budgets) < 30
+
+
+def test_whoever_names_the_rows_of_a_chunk_gets_them():
     pace = Pace(StepCosts(), 7)
     for reading in (0, 7, 7, 7):
         pace.stepped(1.0 + 9 * reading, 3, reading)

@@ -78,3 +78,25 @@ def test_whoever_stops_reading_ends_the_run():
         server.models.close()
 
     asyncio.run(scenario())
+
+
+def test_a_healed_canvas_is_told_as_it_is_decoded():
+    """The page draws what the first line says: a blank that nobody fills would stay one."""
+
+    async def scenario():
+        server = Server.of(Settings(models=("zoo:masked",), lanes=1))
+        change = {"model": "zoo:masked", "prompt": "def fibon", "max_tokens": 4}
+        started = await begin(server, change)
+        told = [line async for some in runs.lines(started) for line in some]
+        server.models.close()
+        return told
+
+    told = asyncio.run(scenario())
+    [start] = [line for line in told if line["kind"] == "start"]
+    canvas = start["tokens"]
+    assert canvas.count(None) == 4
+    for line in told:
+        if line["kind"] == "commit":
+            for position, token in zip(line["positions"], line["tokens"]):
+                canvas[position] = token
+    assert None not in canvas

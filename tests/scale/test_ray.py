@@ -36,7 +36,7 @@ from forerun.train import samples, trajectories
 from forerun.train.data import Corpus
 from forerun.train.samples import SamplePlan
 from forerun.train.trajectories import TrajectoryPlan
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run
 from tests.scale.dying import Dying
 from tests.scale.test_collecting import answers
 from tests.scale.test_generating import job_in
@@ -146,12 +146,13 @@ class HasNoRoom:
         raise NoRoom("a worker on there: 'big' takes 14.2 GiB in 16 bits, and 1.0 are free.")
 
 
-def test_actors_without_memory_are_given_up_with_one_line(joined):
+def test_actors_without_memory_are_given_up_with_one_line(joined, monkeypatch):
     """Told before the model is loaded; and where the kernel kills them while it loads."""
+    monkeypatch.setattr(cluster, "MOST_RESTARTS", 1)
     with pytest.raises(NoRoom, match=r"takes 14\.2 GiB"):
         list(two_actors().run(HasNoRoom(), [Part("0", 1)]))
     with pytest.raises(WorkersLost, match="for want of memory perhaps") as lost:
-        list(two_actors().run(Dying(), [Part("0", 1), Part("1", 2)]))
+        list(cluster.RayPool.of(1, 1, None).run(Dying(), [Part("0", 1)]))
     assert "\n" not in str(lost.value)
 
 
@@ -285,6 +286,30 @@ def test_an_address_that_answers_not_is_said_at_once(tmp_path):
         assert done.returncode == 2 and said in done.stderr and time.monotonic() - began < 60
         assert len([line for line in done.stderr.splitlines() if "error" in line]) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_every_command_says_so_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # whatever other tests have joined
+    (tmp_path / "text.jsonl").write_text('{"text": "a b c d"}\n')
+    (tmp_path / "code").mkdir()
+    for i in range(120):
+        (tmp_path / "code" / f"f{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 4)
+    (tmp_path / "r.yaml").write_text(
+        "objective: distil-drafter\nstart: zoo:ar\ncontext: 16\noptions: {samples: 4}\n"
+    )
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / "out"
+    data = tmp_path / "code"
+    for words in (
+        ["evaluate", "lambada", "--data", tmp_path / "text.jsonl", "--method", "ar", "--out", out],
+        ["trajectories", "collect", "--data", data, "--count", 4, "--given", 8, "--out", out],
+        ["samples", "--config", tmp_path / "r.yaml", "--data", data, "--out", out],
+        ["serve", "zoo:ar"],
+    ):
+        done = run(*words, "--ray", f"127.0.0.1:{free_port()}")
+        assert isinstance(done.exception, BadOption), (words, done.output)
+        assert "nothing answers there" in str(done.exception)
+        assert sorted(tmp_path.iterdir()) == before, words
 
 
 @pytest.mark.parametrize("there", [FAKE, None], ids=["another version", "none"])

@@ -31,23 +31,27 @@ def test_memory_and_hours_follow_from_the_shape():
 
 
 def test_a_drafter_keeps_all_its_layers_and_some_logits(monkeypatch):
-    monkeypatch.setattr("forerun.train.head_loss.ROWS", 32)
+    monkeypatch.setattr("forerun.train.head_loss.LOGITS", 2048)
     run = DrafterRun(SHAPE, 1, 2, texts=3, longest=10, anchors=4, block=5, markov_rank=2, written=7)
     assert run.weights == 2560 + 2 * 16 * 16 + 2 * 2 * 64
     memory = training.memory_of_drafter(run)
     rows = 3 * (10 + 4 * 5)
     assert memory.state * GIBIBYTE == 16 * run.weights
     assert memory.activations * GIBIBYTE == rows * (8 * 16 + 4 * 32) * 2 + 3 * 10 * 2 * 16 * 2
-    assert memory.logits * GIBIBYTE == 32 * 64 * 16
+    assert memory.logits * GIBIBYTE == 2048 * 16
     assert memory.frozen * GIBIBYTE == 2 * 7168
     slots = 7 * 10 * (2 * 2 * 4 * 4 * 2)
     assert training.memory_of_own_text(run) * GIBIBYTE == 2 * 7168 + slots
 
 
-def test_the_page_shows_what_the_command_prints(monkeypatch):
+def test_the_page_shows_what_the_commands_print(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    monkeypatch.delitem(sys.modules, "recipes", raising=False)
+    for name in ("recipes", "plan"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import plan
     import recipes
 
+    page = (ROOT / "docs" / "scale.md").read_text()
     measured = json.loads((ROOT / "docs" / "train-step.json").read_text())
-    assert recipes.table(measured) in (ROOT / "docs" / "scale.md").read_text()
+    assert recipes.table(measured) in page
+    assert plan.costs(str(ROOT / "src/forerun/scale/measured/qwen2.5-7b.json")) in page

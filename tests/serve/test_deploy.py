@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
 
 import pytest
 from typer.main import get_command
@@ -40,6 +42,20 @@ def test_the_service_starts_a_server_and_gives_it_time_to_end():
     command = re.search(r"ExecStart=\S+ serve (.*) \$FORERUN_MODELS", text)[1]
     flags = understood(shlex.split(command))
     assert int(re.search(r"TimeoutStopSec=(\d+)", text)[1]) > flags["grace"] + 5
+
+
+def test_systemd_understands_the_service(tmp_path):
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not here")
+    text = (DEPLOY / "forerun.service").read_text()
+    text = text.replace("/opt/forerun/bin/forerun", shutil.which("true"))
+    unit = tmp_path / "forerun.service"
+    unit.write_text(re.sub(r"^(User|Group)=.*", r"\1=root", text, flags=re.M))
+    done = subprocess.run([program, "verify", unit], capture_output=True, text=True, timeout=60)
+    if "Failed to" in done.stderr and "unit" not in done.stderr:
+        pytest.skip(f"it cannot run here: {done.stderr[:200]}")
+    assert done.returncode == 0 and "forerun.service" not in done.stderr, done.stderr
 
 
 def test_the_compose_file_mounts_what_is_there():

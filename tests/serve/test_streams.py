@@ -6,12 +6,15 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from forerun.serve import sse
+from forerun.requests.jobs import Bell
+from forerun.serve import shapes, sse
 from forerun.serve.app import create_app
+from forerun.serve.wire import CompletionRequest
 from tests.serve.servers import Live, load, local_server
 
 LONG = {"model": "plain", "prompt": "hello", "max_tokens": 150, "ignore_eos": True, "stream": True}
@@ -269,3 +272,73 @@ def test_gauges_say_what_runs_and_what_waits(slowly):
     assert float(values['forerun:num_requests_running{model_name="plain"}']) == 2
     assert 0 < float(values['forerun:kv_cache_usage_perc{model_name="plain"}']) < 1
     slowly.settled("plain")
+
+
+def test_a_bell_rests_and_loses_nothing():
+    """Between two looks of a resting event loop, what comes wakes nobody, and is heard at the next;
+    what is urgent is heard at once."""
+
+    async def scenario():
+        loop = asyncio.get_running_loop()
+        bell = Bell.of(loop)
+        bell.pause = 0.2
+        calls = []
+        tell = bell._tell
+        bell._tell = lambda: (calls.append(loop.time()), tell())
+
+        async def rung(*how):
+            arrived = asyncio.Event()
+            bell.ring(arrived, *how)
+            bell.ring(arrived, *how)
+            await asyncio.wait_for(arrived.wait(), 5)
+            return len(calls)
+
+        assert await rung() == 1
+        assert await rung() == 2, "soon after the first: from now on it rests"
+        assert await rung() == 3 and calls[2] - calls[1] >= 0.19
+        assert await rung(True) == 4 and calls[3] - calls[2] < 0.19
+        await asyncio.sleep(0.5)
+        assert len(calls) == 4, "nothing came"
+        assert await rung() == 5 and bell._timer is None, "steps are slow: there is no rest"
+
+    asyncio.run(scenario())
+
+
+def test_pieces_that_come_together_are_one_message():
+    """Whatever comes of several steps between two looks is one write, and no text is lost."""
+    server = local_server(stream_interval=0.2)
+    body = {
+        "model": "plain",
+        "prompt": "ab",
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    with Live(server) as live:
+        whole = httpx.post(f"{live.url}/v1/completions", json=body, timeout=60).json()
+        with httpx.stream(
+            "POST", f"{live.url}/v1/completions", json={**body, "stream": True}, timeout=60
+        ) as reply:
+            raw = list(reply.iter_raw())
+    events = [
+        line[6:] for line in b"".join(raw).decode().splitlines() if line.startswith("data: {")
+    ]
+    chunks = [json.loads(event) for event in events]
+    assert "".join(c["choices"][0]["text"] for c in chunks) == whole["choices"][0]["text"]
+    heads = [{k: v for k, v in c.items() if k not in ("choices", "forerun")} for c in chunks]
+    assert all(head == heads[0] for head in heads)
+    assert len(raw) <= 6, "one write for many pieces"
+
+
+def test_a_chunk_from_a_template_is_the_chunk():
+    """Quotes, half characters and the place's own mark in a text or a name change nothing else."""
+    shape = shapes.Completions.__new__(shapes.Completions)
+    shape.decoding = SimpleNamespace(
+        id="cmpl-1", created=1, served=SimpleNamespace(id=f'a"{shapes.PLACE}"'), sequences=list
+    )
+    shape.body = CompletionRequest(prompt="x", max_tokens=4)
+    shape.how = SimpleNamespace(sampling={})
+    shape._around = {}
+    for text in ('a"b\\', "é\n", shapes.PLACE, "\ud800"):
+        [written] = shape.pieces(0, text)
+        assert json.loads(written[6:]) == shape.chunk(0, {"text": text})

@@ -28,7 +28,6 @@ class LayerAttention:
     window: int | None = None  # how many positions a row looks back; None: all
     softcap: float | None = None  # scores are bent so that none exceeds it
     sinks_H: Tensor | None = None  # a score of each head that takes weight from all slots
-    slots_at_once: int = 1  # rows look at a multiple of so many slots, masked, where they can
 
 
 def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, call: LayerAttention) -> Tensor:
@@ -51,21 +50,10 @@ def _one_by_one(q_THD: Tensor, call: LayerAttention) -> Tensor:
     keys, values = call.slots.flat(call.layer)
     for i, s in enumerate(call.batch.segments):
         q_BTHD = q_THD[None, s.offset : s.offset + s.rows]
-        end = -(-s.end // call.slots_at_once) * call.slots_at_once  # never behind its last page
-        span = call.batch.span(i, end)
-        seen = (keys[span][None], values[span][None])
-        bias = call.batch.attention_bias(i, call.window, q_THD.dtype, end)
-        if call.slots_at_once > 1 and s.rows == 1 and q_THD.shape[1] == keys.shape[1]:
-            # one row of one head would be multiplied in another way than several
-            twice = _product(q_BTHD.repeat(1, 2, 1, 1), *seen, _twice(bias), call)
-            outputs.append(twice[0, :1])
-            continue
-        outputs.append(_product(q_BTHD, *seen, bias, call)[0])
+        span = call.batch.span(i)
+        bias = call.batch.attention_bias(i, call.window, q_THD.dtype)
+        outputs.append(_product(q_BTHD, keys[span][None], values[span][None], bias, call)[0])
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def _twice(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.repeat(2, 1)
 
 
 def _side_by_side(q_THD: Tensor, call: LayerAttention) -> Tensor:

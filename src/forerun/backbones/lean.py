@@ -28,6 +28,7 @@ from forerun.backbones.cpu_forward import (
 )
 from forerun.backbones.measure import layout_for, product_for, this_machine
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
+from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
+LAYERS = (nn.Linear, QuantisedLinear)
 # Attention of a quantised model looks at so many slots at once, masked where a row must not see
 # them: then a row's sums are cut at the same places whatever runs beside it.
 SLOTS_AT_ONCE = 16
@@ -77,7 +79,7 @@ def fits(model: PreTrainedModel, context: int) -> bool:
     base: Any = model.model
     parts = [part for layer in base.layers for part in (*_projections(layer), *_gates(layer))]
     parts += [end for layer in base.layers for end in (layer.self_attn.o_proj, layer.mlp.down_proj)]
-    if _names_quantisation(config) or not all(type(part) is nn.Linear for part in parts):
+    if _names_quantisation(config) or not all(type(part) in LAYERS for part in parts):
         return False
     types = getattr(config, "layer_types", None) or ["sliding_attention"]
     window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
@@ -111,7 +113,9 @@ class LeanBackbone(SlottedBackbone):
         self.context = context
         self.device = model.device
         self.dtype = model.dtype
+        codes = [part.matrix for part in model.modules() if isinstance(part, QuantisedLinear)]
         self.cost = float(sum(p.numel() for p in model.parameters()))
+        self.cost += sum(matrix.codes_OI.numel() for matrix in codes)
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
         self.key_heads = config.num_key_value_heads
@@ -122,17 +126,20 @@ class LeanBackbone(SlottedBackbone):
         head: Any = model.lm_head
         self.embed: Tensor = base.embed_tokens.weight.detach()
         self.norm: Tensor = base.norm.weight.detach()
-        self.quantize = quantize
+        # as asked for, or as the checkpoint is
+        self.quantize = quantize or (codes[0].bits if codes else None)
         packs = packs_on(self.device)
-        if quantize is not None and not packs:
+        self._packed = self.quantize is not None and packs
+        by_products = self.quantize is not None and not packs
+        if by_products:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
-        take_head = _Taker(quantize and HEAD[quantize], packs)
-        self.head: Matrix = take_head.matrix([head.weight.detach()[:vocab]])
-        take = _Taker(quantize, packs)
+        take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype)
+        self.head: Matrix = take_head.matrix([_rows(_weight(head), vocab)])
+        take = _Taker(quantize, packs, self.dtype)
         # No kernel looks into a model quantised for a CPU: its heads may lie as its forward likes.
-        paired = self.head_dim if quantize and not packs else None
+        paired = self.head_dim if by_products else None
         self.stack = [_take_layer(layer, take, paired) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
@@ -145,7 +152,7 @@ class LeanBackbone(SlottedBackbone):
         self.cos_CD = cos[0]
         self.sin_CD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
         self._turns_CD: Tensor | None = None
-        if quantize is not None and not packs:
+        if by_products:
             self._turns_CD = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
 
     def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
@@ -156,7 +163,7 @@ class LeanBackbone(SlottedBackbone):
             key_heads=self.key_heads,
             head_dim=self.head_dim,
             pages=pages,
-            joined=self.quantize is not None and not packs_on(self.device),
+            joined=self.quantize is not None and not self._packed,
         )
         return Slots(shape, self.dtype, self.device)
 
@@ -173,7 +180,8 @@ class LeanBackbone(SlottedBackbone):
             return self._forward_by_kernels(batch, batch.tiles, slots)
         if self._threads is None:
             return self._forward_plain(batch, slots)
-        run = self._forward_plain if self.dtype.itemsize < 4 else self._forward_on_cpu
+        plain = self.dtype.itemsize < 4 or self._packed
+        run = self._forward_plain if plain else self._forward_on_cpu
         return self._threads.run(len(batch.slots), partial(run, batch, slots))
 
     def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
@@ -210,9 +218,7 @@ class LeanBackbone(SlottedBackbone):
         cos_T1D = self.cos_CD[batch.positions_T][:, None]
         sin_T1D = self.sin_CD[batch.positions_T][:, None]
         for index, layer in enumerate(self.stack):
-            call = LayerAttention(
-                index, batch, slots, self.head_dim**-0.5, slots_at_once=self.slots_at_once
-            )
+            call = LayerAttention(index, batch, slots, self.head_dim**-0.5)
             x_TE = x_TE + self._attention(layer, x_TE, cos_T1D, sin_T1D, call)
             if index == self.layers - 1 and index not in slots.features:
                 # past the last keys and values only the rows that are read matter
@@ -294,16 +300,39 @@ class _Taker:
     """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
     fastest here."""
 
-    def __init__(self, quantize: str | None, packs: bool):
+    def __init__(self, quantize: str | None, packs: bool, dtype: torch.dtype):
         self._quantize = quantize
         self._packs = packs
+        self._dtype = dtype
         self.kinds: dict[str, str] = {}  # of product, by shape
 
-    def matrix(self, weights: list[Tensor], bias: Tensor | None = None) -> Matrix:
-        weight_OI = joined(weights)
-        kind, matrix = self._taken(weight_OI, bias)
+    def matrix(self, weights: list[Tensor | Quantised], bias: Tensor | None = None) -> Matrix:
+        codes = joined_codes(weights)
+        found = None if codes is None else self._kept(codes, bias)
+        weight_OI = codes.codes_OI if found and codes else self._plain(weights)
+        kind, matrix = found or self._taken(weight_OI, bias)
         self.kinds[f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"] = kind
         return matrix
+
+    def _plain(self, weights: list[Tensor | Quantised]) -> Tensor:
+        return joined(
+            [w.widened().to(self._dtype) if isinstance(w, Quantised) else w for w in weights]
+        )
+
+    def _kept(self, codes: Quantised, bias: Tensor | None) -> tuple[str, Matrix] | None:
+        """A matrix with the codes that its checkpoint has, where that runs here. On a CPU 8-bit
+        numbers are made anew: the nearest of the kind that runs there."""
+        if self._packs:
+            from forerun.backbones.kernels.packed import packed_codes
+
+            made = packed_codes(codes, self._dtype)
+            return None if made is None else ("packed, its own codes", made)
+        product = int4_product(codes, bias)
+        if product is not None:
+            return "its own codes", product
+        bits = "int4" if codes.bits == "int4" else "int8"
+        kind, near = product_for(codes.widened(), bias, bits, this_machine())
+        return f"nearest {bits}, {kind}", near
 
     def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
         """The kind of product, and the matrix as that takes it."""
@@ -344,26 +373,50 @@ def _take_layer(layer: nn.Module, take: _Taker, paired: int | None = None) -> La
     for name, linears in parts.items():
         order = [paired if name == "qkv" and index < 2 else None for index in range(len(linears))]
         bias = _joined_bias(linears, order)
-        weights = [_paired(linear.weight.detach(), o) for linear, o in zip(linears, order)]
+        weights = [_paired(_weight(linear), o) for linear, o in zip(linears, order)]
         matrices[name] = take.matrix(weights, bias)
         matrices[f"{name}_bias"] = bias
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),
-        q_norm=_paired(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
-        k_norm=_paired(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
+        q_norm=_turned(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
+        k_norm=_turned(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
         **matrices,
     )
 
 
-def _paired(weight: Tensor, size: int | None) -> Tensor:
+def _weight(linear: nn.Module) -> Tensor | Quantised:
+    weight: Any = linear.weight
+    return weight if isinstance(weight, Quantised) else weight.detach()
+
+
+def _rows(weight: Tensor | Quantised, count: int) -> Tensor | Quantised:
+    if isinstance(weight, Tensor):
+        return weight[:count]
+    return weight.by_outputs(lambda rows: rows[:count])
+
+
+def _paired(weight: Tensor | Quantised, size: int | None) -> Tensor | Quantised:
     """Interleave the two halves of every head, if heads of a size are named."""
     if size is None:
         return weight
-    return weight.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+    if isinstance(weight, Quantised):
+        return weight.by_outputs(partial(_interleaved, size=size))
+    return _interleaved(weight, size)
+
+
+def _turned(weight: Tensor, size: int | None) -> Tensor:
+    return weight if size is None else _interleaved(weight, size)
+
+
+def _interleaved(rows: Tensor, size: int) -> Tensor:
+    return rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
 
 
 def _joined_bias(parts: list[nn.Linear], order: list[int | None]) -> Tensor | None:
     if parts[0].bias is None:
         return None
-    return torch.cat([_paired(part.bias.detach(), o) for part, o in zip(parts, order)])
+    biases = [part.bias.detach() for part in parts]
+    return torch.cat(
+        [bias if o is None else _interleaved(bias, o) for bias, o in zip(biases, order)]
+    )

@@ -110,14 +110,19 @@ class Table:
             scores["widened"] *= WORTH_THE_BITS
         return min(scores, key=scores.__getitem__) if scores else next(iter(kinds))
 
-    def described(self, kinds: Mapping[str, str], quantize: str | None) -> dict[str, str]:
-        """How the products of a model run here, with the times that decided it."""
+    def described(
+        self, kinds: Mapping[str, str], quantize: str | None, numbers: str = "float32"
+    ) -> dict[str, str]:
+        """How the products of a model run here, with the times that decided it. `numbers` are what
+        plain matrices have."""
         found = {}
         for name, kind in kinds.items():
             shape = name.removeprefix("head ")
             bits = quantize or "float32"
             if quantize and name != shape:
                 bits = products.HEAD[quantize]
+            if kind in LAYOUTS:
+                bits = numbers
             times = self.times.get(f"{bits} {shape}", {})
             rows = " / ".join(map(str, ROWS))
             words = [f"{k} {' / '.join(str(t[str(n)]) for n in ROWS)}" for k, t in times.items()]

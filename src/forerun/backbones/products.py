@@ -289,14 +289,23 @@ class Int4Product(_OfInputs):
         found = quantised_with_offsets(weight_OI)
         self.layout = Layout(weight_OI.shape[1])
         on_a_grid = found.error < ON_A_GRID * found.plain_error
-        self._pack(self._with_sums(found) if on_a_grid else found.plain, bias)
+        codes = self._with_sums(found.codes, found.offsets_OG) if on_a_grid else found.plain
+        self._pack(codes, bias)
 
-    def _with_sums(self, own: Offsets) -> Codes:
-        groups = own.offsets_OG.shape[1]
+    @classmethod
+    def of_codes(cls, codes: Codes, offsets_OG: Tensor | None, bias: Tensor | None) -> Int4Product:
+        """Of a matrix that is quantised in groups of 32 already."""
+        made = cls.__new__(cls)
+        made.layout = Layout(codes.codes_OI.shape[1])
+        made._pack(codes if offsets_OG is None else made._with_sums(codes, offsets_OG), bias)
+        return made
+
+    def _with_sums(self, codes: Codes, offsets_OG: Tensor) -> Codes:
+        groups = offsets_OG.shape[1]
         self.layout = self.layout._replace(groups=groups)
         # In 4 bits the large offset of one group would round away those of 31 others.
-        offsets = F.pad(own.offsets_OG / SUM_SCALE, (0, -groups % GROUP))
-        return _beside(own.codes, *_nibbles(quantised(offsets, TWO_NIBBLES, GROUP)))
+        offsets_OG = F.pad(offsets_OG / SUM_SCALE, (0, -groups % GROUP))
+        return _beside(codes, *_nibbles(quantised(offsets_OG, TWO_NIBBLES, GROUP)))
 
     def _pack(self, found: Codes, bias: Tensor | None) -> None:
         self.outputs, self.inputs = found.codes_OI.shape

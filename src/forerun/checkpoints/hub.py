@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.backbones.quantised import QuantisedLinear
 from forerun.checkpoints.files import Source, first_line, quiet
 from forerun.engine.backbone import SlottedBackbone
 from forerun.errors import BadCheckpoint, BadOption, ForerunError, NotAble
@@ -279,6 +280,10 @@ def check_quantize(network: PreTrainedModel, context: int, quantize: str) -> Non
     from forerun.backbones import lean
 
     kind = network.config.model_type
+    if any(isinstance(part, QuantisedLinear) for part in network.modules()):
+        raise NotAble(
+            f"quantize={quantize!r}: this checkpoint is quantised already. Load it without."
+        )
     if not lean.fits(network, context):
         raise NotAble(
             f"quantize={quantize!r}: '{kind}' is not of the Llama shape ({', '.join(lean.SHAPES)} "

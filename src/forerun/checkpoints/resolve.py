@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, formats, gguf, hub, offline, tiny
+from forerun.checkpoints import diffusion, formats, gguf, hub, offline, quantised, tiny
 from forerun.checkpoints.adapters import add as add_adapters
 from forerun.checkpoints.adapters import split
 from forerun.checkpoints.files import Source, quiet, read_json
@@ -111,6 +111,9 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
     hub.check_attention(config, options.max_context)
     tokenizer = load_tokenizer(source)
     check_files_fit(source, tokenizer, config.get_text_config().vocab_size)
+    if quantised.settings_of(config) is not None and not options.tensor_parallel:
+        network = quantised.load(source, config, options.device, options.dtype)
+        return LoadedNetwork(network, tokenizer)
     network = hub.load_weights(
         source, options.device, options.dtype, shared=options.tensor_parallel
     )

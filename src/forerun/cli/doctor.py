@@ -104,7 +104,7 @@ def what_runs() -> Facts:
 
 
 def examine_model(name: str, quantize: str | None = None) -> Facts:
-    """Load a model and say what it takes, and how its products run on a CPU."""
+    """Load a model and say what it takes, and how its products run here."""
     from forerun.backbones.measure import this_machine
     from forerun.engine.cache import lanes_that_fit
 
@@ -124,7 +124,11 @@ def examine_model(name: str, quantize: str | None = None) -> Facts:
         "MiB per lane": round(bytes_per_lane / 2**20, 1),
         "lanes": model.lanes,
         "lanes that fit": lanes_that_fit(bytes_per_lane, backbone.device),
-        **this_machine().described(getattr(backbone, "kinds", {}), quantize),
+        **this_machine().described(
+            getattr(backbone, "kinds", {}),
+            getattr(backbone, "quantize", None),
+            str(backbone.dtype).removeprefix("torch."),
+        ),
     }
 
 

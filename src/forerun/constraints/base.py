@@ -100,7 +100,18 @@ def words(vocab: int) -> int:
 
 
 def bitmask(tokens: Iterable[int], vocab: int) -> np.ndarray:
-    """Some tokens as a bitmask [W]."""
+    """Some tokens as a bitmask [W]. That of a set is kept: many requests have the same."""
+    return _of_set(tokens, vocab) if isinstance(tokens, frozenset) else _packed(tokens, vocab)
+
+
+@lru_cache(maxsize=64)
+def _of_set(tokens: frozenset[int], vocab: int) -> np.ndarray:
+    mask_W = _packed(tokens, vocab)
+    mask_W.flags.writeable = False
+    return mask_W
+
+
+def _packed(tokens: Iterable[int], vocab: int) -> np.ndarray:
     flags_V = np.zeros(words(vocab) * BITS, np.uint8)
     flags_V[tokens if isinstance(tokens, range) else list(tokens)] = 1
     return np.packbits(flags_V, bitorder="little").view(np.int32)

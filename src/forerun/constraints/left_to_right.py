@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Generic
@@ -18,8 +18,10 @@ from forerun.constraints.base import (
     bitmask_without,
     only_token,
 )
-from forerun.constraints.matching import MatcherLanguage, Node, look_together
+from forerun.constraints.matching import Made, MatcherLanguage, Node, look_together
 from forerun.errors import BadOption
+
+SOME = 8  # words of a bitmask
 
 
 class LeftToRight(Generic[State]):
@@ -56,6 +58,14 @@ class LeftToRight(Generic[State]):
                 "the constraint cannot be begun: no token spells the beginning of what it asks "
                 "for, or allowed_tokens has none of those that do."
             )
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once for all texts of this grammar that may hold the same
+        tokens. It may look at the beginning of a text only."""
+        if not isinstance(self.language, MatcherLanguage):
+            return make()
+        tokens = (self._ordinary_W.tobytes(), self._ending_W.tobytes())
+        return self.language.kept.once((key, tokens), make)
 
     def masks(
         self,
@@ -124,8 +134,8 @@ class LeftToRight(Generic[State]):
         """The states along a chain whose masks an engine has not been asked for."""
         if not isinstance(self.language, MatcherLanguage):
             return []
-        states = self._states(chain, len(chain))
-        return [(self.language, state) for state in states if not state.known]
+        states = self._states(chain, len(chain)) if chain else [self._state]
+        return [(self.language, one) for one in states if isinstance(one, Node) and not one.seen]
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"
@@ -187,7 +197,9 @@ class LeftToRight(Generic[State]):
     def finished(self) -> bool:
         if self._state is None or not self.language.accepts(self._state):
             return False
-        return not (self._mask(self._state) & self._ordinary_W).any()
+        mask_W = self._mask(self._state)
+        some = mask_W[:SOME] & self._ordinary_W[:SOME]  # mostly there are many
+        return not some.any() and not (mask_W & self._ordinary_W).any()
 
 
 def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
@@ -197,8 +209,8 @@ def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
         waiting: dict[Constraint, dict[Node, MatcherLanguage]] = {}
         for constraint, chain in asked:
             if isinstance(constraint, LeftToRight):
-                found = waiting.setdefault(constraint, {})  # of all its chains
-                found.update((state, language) for language, state in constraint.open_states(chain))
+                for language, state in constraint.open_states(chain):
+                    waiting.setdefault(constraint, {})[state] = language  # of all its chains
         rounds = zip_longest(*(found.items() for found in waiting.values()))
         for each in rounds:  # an engine is at one state of a text at a time
             look_together([(one[1], one[0]) for one in each if one is not None])

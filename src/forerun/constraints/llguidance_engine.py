@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from forerun.constraints.base import bitmask_without, words
-from forerun.constraints.matching import Matcher, MatcherLanguage
+from forerun.constraints.matching import BeginningsKept, Matcher, MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
@@ -32,6 +32,12 @@ LIMITS: dict[str, Any] = {
 }
 
 
+# Tokens of which a string may hold any while it has so much room left: the engine's own, and
+# shorter ones besides. They change how long masks take, not what is in them.
+INSIDE = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{INSIDE}{{1,{n}}}" for n in (3, 6, 10, 30)), f"{INSIDE}+"]
+
+
 class LlguidanceGrammar:
     """A compiled grammar; every sequence gets a matcher of its own."""
 
@@ -45,9 +51,10 @@ class LlguidanceGrammar:
         error = self._matcher.get_error()
         if error:
             raise BadOption(f"{spec.argument}= cannot be used: {one_line(error)}")
+        self._kept = BeginningsKept()
 
     def language(self) -> MatcherLanguage:
-        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._form))
+        return MatcherLanguage(_Matcher(self._matcher.deep_copy(), self._form), self._kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +174,7 @@ def _tokenizer(vocabulary: Vocabulary) -> tuple[Any, MaskForm]:
     if vocabulary.tokenizer is None:
         made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Spelled(vocabulary)))
     else:
-        made = llguidance.hf.from_tokenizer(vocabulary.tokenizer, eos_token=end)
+        made = llguidance.hf.from_tokenizer(vocabulary.tokenizer, eos_token=end, slices=SLICES)
     size = vocabulary.size
     ordinary_W = bitmask_without([end] if end < size else [], size)
     return made, MaskForm(words(made.vocab_size), ordinary_W)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+
+Made = TypeVar("Made")
+
+MOST_KEPT = 16  # things made for the beginning of one grammar's texts
 
 
 class Matcher(Protocol):
@@ -34,37 +38,51 @@ class Matcher(Protocol):
         """Why it goes no further, if it met a limit of its own."""
 
 
+class Seen(NamedTuple):
+    """What a matcher said at a state."""
+
+    allowed_W: np.ndarray
+    accepts: bool
+
+
 class Node:
     """A state: the tokens that lead to it, as a path from the root."""
 
-    __slots__ = ("_allowed_W", "accepts", "after", "depth", "parent", "token")
+    __slots__ = ("after", "depth", "parent", "seen", "token")
 
     def __init__(self, parent: Node | None, token: int):
         self.parent = parent
         self.token = token
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.after: dict[int, Node | None] = {}
-        self._allowed_W: np.ndarray | None = None
-        self.accepts = False
+        self.seen: Seen | None = None
 
-    def look(self, matcher: Matcher, allowed_W: np.ndarray | None = None) -> None:
+    def look(self, matcher: Matcher, allowed_W: np.ndarray | None = None) -> Seen:
         """Keep what the matcher says here."""
-        self._allowed_W = matcher.allowed() if allowed_W is None else allowed_W
-        self.accepts = matcher.accepts()
-
-    @property
-    def known(self) -> bool:
-        return self._allowed_W is not None
-
-    @property
-    def allowed_W(self) -> np.ndarray:
-        assert self._allowed_W is not None, "looked at"
-        return self._allowed_W
+        mask_W = matcher.allowed() if allowed_W is None else allowed_W
+        self.seen = Seen(mask_W, matcher.accepts())
+        return self.seen
 
     def forget(self) -> None:
         """Nobody asks what follows any more."""
         self.after = {}
-        self._allowed_W = None
+        self.seen = None
+
+
+class BeginningsKept:
+    """What is known of the beginnings of a grammar's texts, kept with it: all texts begin there."""
+
+    def __init__(self) -> None:
+        self.root: Seen | None = None
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once; only the last few are kept."""
+        if key not in self._made:
+            while len(self._made) >= MOST_KEPT:
+                self._made.pop(next(iter(self._made)))
+            self._made[key] = make()
+        return self._made[key]
 
 
 class MatcherLanguage:
@@ -72,10 +90,16 @@ class MatcherLanguage:
     asked about: back to where the ways part, then forward. What it said is kept, so a verdict on a
     draft that was drawn under the mask asks nothing twice."""
 
-    def __init__(self, matcher: Matcher):
+    def __init__(self, matcher: Matcher, kept: BeginningsKept | None = None):
         self.matcher = matcher
+        self.kept = BeginningsKept() if kept is None else kept
         self._root = Node(None, -1)
         self._at = self._root
+        if self.kept.root is None:
+            seen = self._root.look(matcher)
+            self.kept.root = None if matcher.error else seen
+        else:
+            self._root.seen = self.kept.root
 
     def start(self) -> Node:
         return self._root
@@ -108,11 +132,11 @@ class MatcherLanguage:
             state.parent.forget()
             state.parent.after = {state.token: state}
 
-    def _looked_at(self, state: Node) -> Node:
-        if not state.known:
-            self.move_to(state)
-            state.look(self.matcher)
-        return state
+    def _looked_at(self, state: Node) -> Seen:
+        if state.seen is not None:
+            return state.seen
+        self.move_to(state)
+        return state.look(self.matcher)
 
     def move_to(self, state: Node) -> None:
         """Move the matcher to a state."""
@@ -138,7 +162,7 @@ class MatcherLanguage:
 def look_together(asked: Sequence[tuple[MatcherLanguage, Node]]) -> None:
     """Have the matchers of several texts say at once what they allow, each at one state: no
     language may be there twice."""
-    unknown = [(language, state) for language, state in asked if not state.known]
+    unknown = [(language, state) for language, state in asked if state.seen is None]
     kinds: dict[type, list[tuple[MatcherLanguage, Node]]] = {}
     for language, state in unknown:
         language.move_to(state)

@@ -16,7 +16,7 @@ import numpy as np
 
 from forerun.constraints import xgrammar_worker
 from forerun.constraints.base import bitmask_without, words
-from forerun.constraints.matching import Matcher, MatcherLanguage
+from forerun.constraints.matching import BeginningsKept, Matcher, MatcherLanguage
 from forerun.constraints.spec import MOST_WHITESPACE, ConstraintSpec, one_line
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
@@ -93,12 +93,13 @@ class XgrammarGrammar:
         self._vocabulary = vocabulary
         self._end = compiler.end
         self._compiled = compiler.compile(spec)
+        self._kept = BeginningsKept()
 
     def language(self) -> MatcherLanguage:
         import xgrammar
 
         matcher = xgrammar.GrammarMatcher(self._compiled)
-        return MatcherLanguage(_Matcher(matcher, self._vocabulary, self._end))
+        return MatcherLanguage(_Matcher(matcher, self._vocabulary, self._end), self._kept)
 
 
 class _Matcher:

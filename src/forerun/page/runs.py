@@ -160,8 +160,11 @@ class Reader:
         self.recorder = job.seq.recorder
 
     def new_lines(self) -> list[Line]:
-        """Lines since the last look; the end of a job as soon as it has ended."""
+        """Lines since the last look; the end of a job as soon as it has ended. The first line has
+        the canvas, which is another once the prompt's end is healed."""
         over = self.job.over and not self.ended
+        if not (over or self.ended or self.job.begun):
+            return []
         new = self.recorder.lines[self._read :]
         self._read += len(new)
         told = [with_texts(line, self.request, self._decode) for line in new]

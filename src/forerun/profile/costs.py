@@ -27,7 +27,9 @@ def cost_of(backbone: Backbone, work: Work) -> Cost:
     # A slot's keys and values are 2 * layers * key heads * dim numbers. Scores and sums take two
     # operations for each of them, and heads that share keys each do their own.
     heads_per_key = backbone.heads / backbone.key_heads
-    weight_bytes = getattr(backbone, "weight_bytes", backbone.cost * width)
+    weight_bytes = backbone.cost * width
+    if getattr(backbone, "quantize", None) is not None:
+        weight_bytes = getattr(backbone, "weight_bytes", weight_bytes)
     attention_flops = 2 * heads_per_key * slot_bytes / width
     return Cost(
         flops=2 * backbone.cost * work.rows + attention_flops * work.pairs,

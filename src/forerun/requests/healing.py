@@ -63,6 +63,11 @@ class Onset:
 
     def usable(self) -> list[np.ndarray]:
         """For every spelling, the tokens beyond the prompt that may end it."""
+        if self._constraint is None:
+            return self._usable()
+        return self._constraint.once(tuple(self.healing.left), self._usable)
+
+    def _usable(self) -> list[np.ndarray]:
         found = []
         for i, left in enumerate(self.healing.left):
             beyond = self.healing.index.beyond(left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import warnings
@@ -44,6 +45,7 @@ from forerun.sequence.trace import Event
 
 Progress = bool | Callable[[int, int], object] | None
 
+SOON = 1.2  # pauses: looks that end one follow one another, give or take
 LOOKS_EVERY = 0.1  # seconds, for those who want to see progress
 
 
@@ -73,6 +75,7 @@ class Job:
         self.forbidden = forbidden
         self.holes = holes
         self.healing = healing
+        self.begun = healing is None  # is the canvas the one that is decoded?
         self.prompt = [token for token in canvas if token != BLANK]
         self.respelled: list[TokenLogprob] = []  # the healed end of the prompt
         self.streams = streams
@@ -147,6 +150,7 @@ class Job:
         self.respelled = respelled(healing, healed, tokens)
         self.seq.history.begin(np.asarray(self.prompt, np.int64))
         self.seq.begin([*self.prompt, *[BLANK] * room])
+        self.begun = True
         self._spoken = said_before(self.model, healing, tokens)
         if self.detokenizer is not None:
             self.detokenizer.begin_after(*self._spoken)
@@ -604,8 +608,8 @@ class Bell:
     come before it looks. Waking it is a system call, and a step of the engine ends with something
     for every request.
 
-    After a look it may rest for `pause` seconds: then it looks again by itself, and only who rings
-    urgently is heard before.
+    Where looks follow one another within `pause` seconds, it rests as long after each: then it
+    looks again by itself, and only who rings urgently is heard before.
     """
 
     _bells: WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = WeakKeyDictionary()
@@ -616,6 +620,7 @@ class Bell:
         self._arrived: deque[asyncio.Event] = deque()
         self._called = False  # is a look on its way?
         self._timer: asyncio.TimerHandle | None = None  # of the look that ends a pause
+        self._looked = -math.inf  # when, on the loop's clock
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Bell:
@@ -639,7 +644,10 @@ class Bell:
             self._timer = None
         loop = self._loop()
         if self.pause and self._arrived and loop is not None:
-            self._timer = loop.call_later(self.pause, self._look)
+            now = loop.time()
+            if now - self._looked <= SOON * self.pause:
+                self._timer = loop.call_later(self.pause, self._look)
+            self._looked = now
         self._called = False  # before looking: what comes after the look rings again
         while self._arrived:
             self._arrived.popleft().set()

@@ -224,14 +224,15 @@ def plan_row(measured: Measured, method: MethodCost, load: Load) -> Row:
             "(tensor_parallel), or ask for less."
         )
     most = min(most, load.in_flight or measured.in_flight)
-    rows = [_row(measured, method, load, batch) for batch in (*BATCHES, most) if batch <= most]
+    rows = [row_at(measured, method, load, batch) for batch in (*BATCHES, most) if batch <= most]
     fast_enough = [row for row in rows if row.reader >= load.slowest]
     if not fast_enough:
         return max(rows, key=lambda row: row.reader)
     return max(fast_enough, key=lambda row: row.tokens_per_second)
 
 
-def _row(measured: Measured, method: MethodCost, load: Load, batch: int) -> Row:
+def row_at(measured: Measured, method: MethodCost, load: Load, batch: int) -> Row:
+    """With so many sequences in flight on every GPU."""
     context = load.prompt + load.tokens / 2
     step = step_seconds(measured, method, batch, context)
     plain = step_seconds(measured, measured.method(PLAIN), batch, context)

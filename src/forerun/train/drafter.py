@@ -222,7 +222,7 @@ class Texts:
             chosen = order[here[order]][: min(held_out, int(here.sum()) // 4)]
             kept[chosen] = False
             self.held_out[kind] = spans[chosen]
-        self.spans = spans[kept]
+        self.spans = text.apart(spans[kept], np.concatenate([*self.held_out.values()]))
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def batch(self, step: int, count: int, anchors: int, slots: int) -> Blocks:

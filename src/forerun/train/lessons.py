@@ -55,7 +55,7 @@ class AnswerSource:
         order = np.random.default_rng(seed).permutation(len(spans))
         kept = min(held_out, len(spans) // 4)
         self.held = spans[order[:kept]]
-        self.spans = spans[order[kept:]]
+        self.spans = text.apart(spans[order[kept:]], self.held)
 
     def batch(self, step: int, count: int) -> Answers:
         rng = np.random.default_rng([self.seed, step])

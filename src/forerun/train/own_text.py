@@ -302,6 +302,13 @@ class OwnText:
         spans = np.stack([firsts, lasts, begun], 1)
         return spans[begun + 2 < lasts]
 
+    def apart(self, spans: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+        """The spans without those whose prompt is also that of a held-out one: a greedy answer to
+        the same prompt is the same text."""
+        prompts = [self.tokens[first:begun].tobytes() for first, _, begun in spans]
+        seen = {self.tokens[first:begun].tobytes() for first, _, begun in held_out}
+        return spans[[prompt not in seen for prompt in prompts]]
+
 
 def write_own_text(
     target: FrozenTarget,

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.backbones.products import BYTE, GROUP, NIBBLE, Packed, quantised
+from forerun.backbones.quantised import Quantised
 
 BLOCK = 64  # inputs come in such blocks
 # How a matrix is packed. Kernels compare with these numbers, which Triton does not look up.
@@ -84,6 +85,18 @@ def packed(weight_NK: Tensor, quantize: str) -> PackedMatrix | None:
     if quantize == "int4":
         return packed_4(*quantised(weight_NK, NIBBLE, GROUP), weight_NK.dtype)
     return packed_8(*quantised(weight_NK, BYTE, inputs), weight_NK.dtype)
+
+
+def packed_codes(matrix: Quantised, dtype: torch.dtype) -> PackedMatrix | None:
+    """A matrix that is quantised already, with the codes that it has; nothing where its inputs or
+    groups are not in whole blocks."""
+    inputs = matrix.codes_OI.shape[1]
+    # a group holds whole parts of a block: 32 inputs with 4 bits, 16 with 8
+    if inputs % BLOCK or matrix.group % 32:
+        return None
+    if matrix.bits == "int4":
+        return packed_4(matrix.codes_OI, matrix.scales_OG, dtype, matrix.zeros_OG)
+    return packed_8(matrix.codes_OI, matrix.scales_OG, dtype)
 
 
 def _narrowed(scales: Tensor, dtype: torch.dtype) -> Tensor:
