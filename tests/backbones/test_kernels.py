@@ -20,7 +20,7 @@ from forerun.backbones import lean, products
 from forerun.backbones.attention import LayerAttention, _side_by_side
 from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
-from forerun.engine import graphs
+from forerun.engine import continuation, graphs
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, make_tiles
 from forerun.errors import NotAble
@@ -32,6 +32,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter cuts off
 # the interpreter is NumPy
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _short_launches(monkeypatch):
+    """Every forward of a program takes the interpreter a second."""
+    monkeypatch.setattr(continuation, "MOST_TOKENS", 8)
 
 
 def random(*shape, seed=0):
@@ -470,7 +476,7 @@ def test_one_capture_serves_every_batch_that_fits():
     [(size, held)] = m.host.runner.captured.items()
     # eleven rows fit where nine did
     m.generate([[7] * 2, [8] * 4, [9] * 4, [1]], method="ar", max_tokens=5, ignore_eos=True)
-    assert [size.rows for size in m.host.runner.captured] == [16, 4]
+    assert {size.rows for size in m.host.runner.captured} == {16, 4}
     assert m.host.runner.captured[size] is held
 
 
@@ -495,7 +501,7 @@ def test_a_few_captures_serve_all_methods(monkeypatch):
                 max_tokens=24,
                 ignore_eos=True,
             )
-    assert sizes.total() > 300 and len(sizes) < 40
+    assert sizes.total() > 300 and len(sizes) <= 40
 
 
 def test_a_replay_keeps_nothing_of_the_one_before():

@@ -27,8 +27,6 @@ from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, additive_mask
 from forerun.sequence.rows import HORIZON
 
-LEAST_OF_LONGEST = 0.5  # of the slots of a padded call that must be looked at
-
 
 @dataclass(frozen=True)
 class CpuLayer:
@@ -91,18 +89,20 @@ def _rounded(slots: int, at_once: int) -> int:
 
 
 def _side_by_side(batch: Batch, shape: CpuShape, dtype: torch.dtype) -> Look | None:
-    """One call for all sequences, where they are text, have equally many rows, and live equally far
-    apart."""
+    """One call for all sequences, where they are text, have equally many rows, are equally long and
+    live equally far apart. Shorter ones would look at slots of others, masked, where what is left
+    may be no number."""
     segments = batch.segments
     rows = segments[0].rows
     ends = [segment.end for segment in segments]
     same = len(segments) > 1 and all(segment.rows == rows for segment in segments)
-    if not same or not batch.is_plain_text or sum(ends) < LEAST_OF_LONGEST * len(ends) * max(ends):
+    lengths = {_rounded(end, shape.slots_at_once) for end in ends}
+    if not same or not batch.is_plain_text or len(lengths) > 1:
         return None
     spans = [batch.span(index) for index in range(len(segments))]
     firsts = [span.start for span in spans if isinstance(span, slice)]
     steps = {int(step) for step in np.diff(firsts)}
-    slots = _rounded(max(ends), shape.slots_at_once)
+    slots = lengths.pop()
     if len(firsts) < len(segments) or len(steps) > 1 or min(steps) <= 0:
         return None
     if firsts[-1] + slots > batch.table.scratch_slot:

@@ -20,9 +20,8 @@ import sys
 import threading
 import time
 import warnings
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlotStorage
 from forerun.engine.cache import Slots
-from forerun.engine.pack import TILE_ROWS, Batch, Tiles, make_tiles
+from forerun.engine.pack import TILE_COUNTS, TILE_ROWS, Batch, Tiles, make_tiles, round_up
 from forerun.engine.pages import PageTable
 from forerun.errors import NotAble
 from forerun.sequence.rows import HI, HORIZON, POSITION
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 # only where rounding up costs much.
 SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
 FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])  # of rows that are read, if they are few
-TILE_COUNTS = (1, 4, 16, 64, 256, SIZES[-1])  # an empty tile costs next to nothing
 CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --blas`
 MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
@@ -84,18 +82,14 @@ class CaptureSize:
         reads = len(batch.reads)
         if max(rows, reads, tiles.count) > SIZES[-1]:
             return None
-        most_are_read = 2 * reads > rows
+        few = 2 * reads <= rows
         return cls(
-            rows=round_up(rows),
-            reads=round_up(max(rows, reads)) if most_are_read else round_up(reads, FEW_SIZES),
+            rows=round_up(rows, SIZES),
+            reads=round_up(reads, FEW_SIZES) if few else round_up(max(rows, reads), SIZES),
             tiles=round_up(tiles.count, TILE_COUNTS),
             height=tiles.height,
             splits=tiles.splits,
         )
-
-
-def round_up(count: int, sizes: Sequence[int] = SIZES) -> int:
-    return sizes[bisect_left(sizes, count)]
 
 
 class StaticBatch(Batch):

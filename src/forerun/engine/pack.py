@@ -245,6 +245,7 @@ LEAST_ROWS = 16
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
 SLOTS = 64  # of one share: slots that are added up together; texts are cut at multiples of it
 AT_ONCE = 4  # shares that a program takes at a time, where each has not one of its own
+TILE_COUNTS = (1, 8, 32, 128, 640)  # an empty tile costs next to nothing
 NO_SLOT = np.int32(np.iinfo(np.int32).max)
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -272,6 +273,11 @@ class Tiles(Generic[Array]):
         return Tiles(send(self.bounds_6N), send(self.spans_3T), self.height, self.splits)
 
 
+def round_up(count: int, sizes: Sequence[int]) -> int:
+    """The least of those sizes that holds so many; the count itself where none does."""
+    return next((size for size in sizes if size >= count), count)
+
+
 def make_tiles(
     batch: Batch,
     heads: int,
@@ -292,8 +298,9 @@ def make_tiles(
         bounds, height = _any_bounds(batch, low, high)
     _, _, _, near, lo, far = bounds
     longest = int((near + far - lo).max()) + ahead  # slots that one tile looks at
-    # A program per share pays while there are few tiles.
-    few = 2 * bounds.shape[1] * key_heads < programs
+    # A program per share pays while there are few tiles. What is captured for some serves all that
+    # round up to as many.
+    few = 2 * round_up(bounds.shape[1], TILE_COUNTS) * key_heads < programs
     splits = AT_ONCE * _split_count(-(-longest // (AT_ONCE * SLOTS))) if few else 1
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
 
