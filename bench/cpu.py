@@ -43,6 +43,7 @@ ROWS = (1, 8, 32)
 KINDS = (None, "int8", "int4")
 PATIENCE = 10.0  # seconds for reading: bfloat16 takes minutes on a processor without it
 CPU = torch.device("cpu")
+MOST_STOLEN = 0.03  # of the processors' time, by other machines on the same host
 EDIT = "Write this code again with a docstring at the top of the function:\n```python\n{code}```\n"
 SUMMARY = "Say again, sentence by sentence, what this text says:\n{text}\n"
 
@@ -415,6 +416,15 @@ def machine() -> str:
     )
 
 
+def stolen() -> tuple[int, int]:
+    """Time of all processors so far, and what of it other machines on the same host took."""
+    try:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    except OSError:
+        return 1, 0
+    return sum(numbers), numbers[7]
+
+
 def add(part: str, file: str, found: dict[str, Any]) -> None:
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     entry = known.setdefault(part, {}).setdefault(Path(file).stem, {})
@@ -474,8 +484,12 @@ def main() -> None:
         "outside": lambda: part_outside(flags.model),
         "methods": lambda: part_methods(flags.model, flags.draft, flags.quantize, flags.only),
     }
+    before = stolen()
     found = parts[flags.part]()
     print(json.dumps(found, indent=1))
+    spent, taken = (now - then for now, then in zip(stolen(), before))
+    if taken > MOST_STOLEN * spent and flags.part != "perplexity":
+        sys.exit(f"others took {taken / spent:.0%} of the processors: nothing is kept. Run again.")
     add(flags.part + (", one thread, CPU time" if flags.cpu_time else ""), flags.model, found)
 
 

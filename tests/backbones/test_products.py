@@ -310,6 +310,14 @@ class TestThreads:
             self.forward(choice, (0.4, 0.2), rows=128)
         assert (choice.threads(1), choice.threads(128)) == (1, 2)
 
+    def test_a_prompt_is_no_place_for_trials(self, monkeypatch):
+        choice = self.choice(monkeypatch)
+        used = [self.forward(choice, (2.0, 1.0), rows=128) for _ in range(40)]
+        assert used.count(1) == 0
+        for _ in range(STRIKES + TRIED):  # unless something is wrong
+            self.forward(choice, (2.0, 1.0 * FAR_LONGER * 2), rows=128)
+        assert choice.threads(128) == 1
+
     def test_one_slow_forward_changes_nothing(self, monkeypatch):
         choice = self.choice(monkeypatch)
         used = [

@@ -27,6 +27,14 @@ from forerun.backbones.cpu_forward import (
     Rotation,
 )
 from forerun.backbones.measure import layout_for, product_for, this_machine
+from forerun.backbones.native import (
+    NativeForward,
+    NativeLayer,
+    NativeProduct,
+    NativeShape,
+    native_product,
+    native_product_of,
+)
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
@@ -185,6 +193,8 @@ class LeanBackbone(SlottedBackbone):
         return self._threads.run(len(batch.slots), partial(run, batch, slots))
 
     def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
+        if self._native is not None and not slots.features:
+            return self._native(batch, slots)
         x_TE = F.embedding(batch.tokens_T, self.embed)
         turns: Rotation | PairRotation
         if self._turns_CD is not None:
@@ -193,6 +203,21 @@ class LeanBackbone(SlottedBackbone):
             cos_T1D = self.cos_CD[batch.positions_T][:, None]
             turns = Rotation(cos_T1D, self.sin_CD[batch.positions_T][:, None])
         return self._on_cpu(x_TE, turns, batch, slots)
+
+    @cached_property
+    def _native(self) -> NativeForward | None:
+        """All of it in one call, where every matrix is of a kind that can."""
+        matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
+        shape = NativeShape(self.heads, self.key_heads, self.head_dim, self.eps)
+        products = all(isinstance(matrix, NativeProduct) for matrix in matrices)
+        if self._turns_CD is None or not products or not shape.fits:
+            return None
+        head: Any = self.head
+        layers = [
+            NativeLayer(*(getattr(layer, name) for name in NativeLayer._fields))
+            for layer in self.stack
+        ]
+        return NativeForward(layers, (self.embed, self.norm, head), self._turns_CD, shape)
 
     @cached_property
     def _on_cpu(self) -> CpuForward:
@@ -327,17 +352,17 @@ class _Taker:
 
             made = packed_codes(codes, self._dtype)
             return None if made is None else ("packed, its own codes", made)
-        product = int4_product(codes, bias)
+        product = native_product_of(codes, bias) or int4_product(codes, bias)
         if product is not None:
             return "its own codes", product
         bits = "int4" if codes.bits == "int4" else "int8"
-        kind, near = product_for(codes.widened(), bias, bits, this_machine())
+        kind, near = _quantised_product(codes.widened(), bias, bits)
         return f"nearest {bits}, {kind}", near
 
     def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
         """The kind of product, and the matrix as that takes it."""
         if self._quantize is not None and not self._packs:
-            return product_for(weight_OI, bias, self._quantize, this_machine())
+            return _quantised_product(weight_OI, bias, self._quantize)
         if self._quantize is not None:
             from forerun.backbones.kernels.packed import packed
 
@@ -346,6 +371,13 @@ class _Taker:
                 return "packed", made
         layout = layout_for(weight_OI, this_machine())
         return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
+
+
+def _quantised_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> tuple[str, Product]:
+    """A matrix in few bits, and the kind of its product on this CPU: ours, where it can be
+    compiled."""
+    made = native_product(weight_OI, bias, bits)
+    return ("native", made) if made else product_for(weight_OI, bias, bits, this_machine())
 
 
 def _projections(layer: Any) -> list[nn.Linear]:

@@ -37,6 +37,15 @@ class Quantised:
             codes_OGI = codes_OGI - self.zeros_OG.float()[..., None]
         return (codes_OGI * self.scales_OG.float()[..., None]).flatten(1)
 
+    def in_groups(self, size: int) -> tuple[Codes, Tensor | None]:
+        """Codes in smaller groups, and the offset of each, if it has zeros."""
+        repeats = self.group // size
+        scales_OG = self.scales_OG.float().repeat_interleave(repeats, 1)
+        offsets_OG = None
+        if self.zeros_OG is not None:
+            offsets_OG = -self.zeros_OG.float().repeat_interleave(repeats, 1) * scales_OG
+        return Codes(self.codes_OI, scales_OG), offsets_OG
+
     def by_outputs(self, change: Callable[[Tensor], Tensor]) -> Quantised:
         """With other outputs, or another order of them."""
         zeros = None if self.zeros_OG is None else change(self.zeros_OG)
@@ -82,12 +91,7 @@ def int4_product(matrix: Quantised, bias: Tensor | None) -> Product | None:
     do not fit, or where it does not run."""
     if matrix.bits != "int4" or matrix.group % GROUP:
         return None
-    repeats = matrix.group // GROUP
-    scales_OG = matrix.scales_OG.float().repeat_interleave(repeats, 1)
-    codes = Codes(matrix.codes_OI, scales_OG)
-    offsets_OG = None
-    if matrix.zeros_OG is not None:
-        offsets_OG = -matrix.zeros_OG.float().repeat_interleave(repeats, 1) * scales_OG
+    codes, offsets_OG = matrix.in_groups(GROUP)
     try:
         product = Int4Product.of_codes(codes, offsets_OG, bias)
         return product if keeps_bits(product, matrix.codes_OI.shape[1]) else None

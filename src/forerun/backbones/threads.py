@@ -25,13 +25,15 @@ TRIED = 4  # forwards of a trial
 CLEARLY = 0.95  # of the time that the other choice takes: what is as fast is not changed
 FIRST_PAUSE = 1.0  # seconds until the next trial; it doubles while nothing changes
 LONGEST_PAUSE = 30.0
+MANY_ROWS = 64  # a prompt: all threads have enough to do, and a trial would be felt
 
 
 class _Kind:
     """The choice for one kind of forward."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, has_trials: bool):
         self._most = most
+        self._has_trials = has_trials
         self.threads = most
         self._times: deque[float] = deque(maxlen=REMEMBERED)  # of the choice that was made
         self._trial: list[float] | None = None  # times of the other choice, while it is tried
@@ -49,7 +51,7 @@ class _Kind:
         self._strikes = self._strikes + 1 if seconds > FAR_LONGER * usual else 0
         if not self._strikes:
             self._times.append(seconds)
-        if self._try_at is None and len(self._times) >= STRIKES:
+        if self._has_trials and self._try_at is None and len(self._times) >= STRIKES:
             self._try_at = now
         if self._strikes >= STRIKES:
             self._times.clear()  # what was true is not
@@ -109,7 +111,7 @@ class ThreadChoice:
     def _kind(self, rows: int) -> _Kind:
         size = rows.bit_length()
         if size not in self._kinds:
-            self._kinds[size] = _Kind(self._most)
+            self._kinds[size] = _Kind(self._most, has_trials=rows < MANY_ROWS)
         return self._kinds[size]
 
     def _alone(self, forward: Callable[[], Tensor]) -> Tensor:

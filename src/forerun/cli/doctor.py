@@ -94,11 +94,13 @@ def devices() -> Facts:
 
 
 def what_runs() -> Facts:
+    from forerun.backbones.native import compiled
     from forerun.checkpoints.hub import reads_gguf
 
     return {
         "models": [row.model for row in model_rows() if row.here],
         "GGUF files": reads_gguf(),
+        "quantised products in C++": compiled().words,
         **{kind: registry.names(kind) for kind in registry.BUILT_IN},
     }
 

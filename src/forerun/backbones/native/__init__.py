@@ -1,0 +1,362 @@
+"""Quantised products and forwards on a CPU in C++ (`forward.cpp`), where a compiler is found.
+
+It is compiled once per machine, in three seconds, into the folder where what was measured is kept.
+Without a compiler, or where nothing is kept, torch's own operations serve.
+
+T rows, I inputs, O outputs, G groups of inputs, R rows read, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.backbones.measure import cache_folder, machine
+from forerun.backbones.products import (
+    BYTE,
+    GROUP,
+    NIBBLE,
+    WEIGHTS_AT_ONCE,
+    Codes,
+    Layout,
+    quantised,
+)
+from forerun.backbones.quantised import Quantised
+from forerun.engine.cache import Slots
+from forerun.engine.pack import Batch
+from forerun.sequence.rows import HI, HORIZON, LO
+
+SOURCE = Path(__file__).parent / "forward.cpp"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
+MOST_SECONDS = 120  # of compiling
+MOST_HEAD = 512  # numbers of a head, in fours
+SIDE = 4  # outputs of a block
+ON_A_GRID = 0.3  # squared error of a group, in squared steps; 2.7 where weights are on no grid
+log = logging.getLogger("forerun")
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = [
+        ("blocks", c_void_p), ("bias", c_void_p),
+        ("outputs", c_int64), ("inputs", c_int64), ("bits", c_int64),
+    ]  # fmt: skip
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        ("norm_attn", c_void_p), ("qkv", _Matrix), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("out", _Matrix), ("norm_mlp", c_void_p), ("gate_up", _Matrix), ("down", _Matrix),
+    ]  # fmt: skip
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", c_int64), ("heads", c_int64), ("key_heads", c_int64), ("head_dim", c_int64),
+        ("hidden", c_int64), ("inner", c_int64), ("eps", c_double), ("layer", POINTER(_Layer)),
+        ("embed", c_void_p), ("turns", c_void_p), ("norm", c_void_p), ("head", _Matrix),
+    ]  # fmt: skip
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_int64), ("reads", c_int64), ("threads", c_int64), ("tokens", c_void_p),
+        ("positions", c_void_p), ("slots", c_void_p), ("lanes", c_void_p), ("horizon", c_void_p),
+        ("lo", c_void_p), ("hi", c_void_p), ("read", c_void_p), ("pages", c_void_p),
+        ("page_size", c_int64), ("pages_per_lane", c_int64), ("kept", c_void_p),
+        ("memory", c_void_p), ("logits", c_void_p),
+    ]  # fmt: skip
+
+
+class Compiled(NamedTuple):
+    """The functions, if there are any here, and in words what was found."""
+
+    functions: Any | None
+    words: str
+
+
+def library() -> Any | None:
+    """The compiled functions, if there are any here."""
+    return compiled().functions
+
+
+@cache
+def compiled() -> Compiled:
+    folder = cache_folder()
+    if folder is None:
+        return Compiled(None, "not compiled: FORERUN_CACHE=off keeps nothing")
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join([*FLAGS, machine()]).encode()).hexdigest()
+    file = folder / "native" / f"{key[:16]}.so"
+    try:
+        if not file.exists():
+            _compile(file)
+        found = _typed(ctypes.CDLL(str(file)))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        return Compiled(None, f"not compiled: {error}")
+    if not _is_right(found):
+        log.warning("quantised products in C++ are not used: %s multiplies wrongly.", file)
+        return Compiled(None, f"{file} multiplies wrongly")
+    return Compiled(found, f"compiled, {file}")
+
+
+def _typed(found: Any) -> Any:
+    found.forward.argtypes = [c_void_p, c_void_p, c_int64]
+    found.forward.restype = None
+    found.forward_memory.argtypes = [c_void_p, c_int64, c_int64, c_int64]
+    found.forward_memory.restype = c_int64
+    found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    found.product.restype = None
+    return found
+
+
+def _compile(file: Path) -> None:
+    named = os.environ.get("CXX")
+    compilers = [named] if named else COMPILERS
+    compiler = next((found for name in compilers if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError(f"no C++ compiler ({', '.join(compilers)}) is found")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        # Threads are torch's own: its library of them is loaded already, under this name.
+        for threads in (["-fopenmp"], []):
+            command = [compiler, *FLAGS, *threads, str(SOURCE), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+            if done.returncode == 0:
+                made.replace(file)
+                return
+    raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+
+
+def _is_right(functions: Any) -> bool:
+    """Do products come out as they should, however it was compiled?"""
+    made = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(11, 2 * GROUP, generator=made)
+    weight_OI = torch.randn(9, 2 * GROUP, generator=made)
+    for bits, span in ((4, NIBBLE), (8, BYTE)):
+        codes = quantised(weight_OI, span, GROUP)
+        expected = x_TI @ codes.widened().t()
+        found = NativeProduct(codes, None, None, bits, functions)(x_TI)
+        if not torch.allclose(found, expected, rtol=0, atol=0.02 * float(expected.abs().max())):
+            return False
+    return True
+
+
+class NativeProduct:
+    """A matrix of 4 bits with a scale and an offset per group of 32, or of 8 bits with a scale,
+    times rows whose groups become 8-bit numbers."""
+
+    def __init__(
+        self,
+        codes: Codes,
+        offsets_OG: Tensor | None,
+        bias: Tensor | None,
+        bits: int,
+        functions: Any = None,
+    ):
+        self._functions: Any = functions or library()
+        self.outputs, inputs = codes.codes_OI.shape
+        self.layout = Layout(inputs)
+        self.bits = bits
+        self._blocks = _blocks(codes, offsets_OG, bits)
+        self._bias = None if bias is None else bias.float().contiguous()
+        self.bytes = self._blocks.nbytes
+        self.matrix = _Matrix(
+            self._blocks.data_ptr(), _pointer(self._bias), self.outputs, inputs, bits
+        )
+        self._address = ctypes.addressof(self.matrix)
+
+    def multiply(self, x_TI: Tensor) -> Tensor:
+        x_TI = x_TI.contiguous()
+        rows = len(x_TI)
+        y_TO = x_TI.new_empty(rows, self.outputs)
+        memory = torch.empty_like(x_TI)
+        self._functions.product(
+            self._address, x_TI.data_ptr(), rows, memory.data_ptr(), torch.get_num_threads(),
+            y_TO.data_ptr(),
+        )  # fmt: skip
+        return y_TO
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self.multiply(x_TI.float())
+
+
+def native_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> NativeProduct | None:
+    """A matrix in 4 or 8 bits; None where nothing is compiled, or its groups do not fit."""
+    if library() is None or weight_OI.shape[1] % GROUP:
+        return None
+    if bits == "int8":
+        return NativeProduct(quantised(weight_OI, BYTE, GROUP), None, bias, 8)
+    rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
+    parts = [_from_lowest(part) for part in weight_OI.split(rows)]
+    codes_OI, scales_OG, offsets_OG = (torch.cat(found) for found in zip(*parts))
+    return NativeProduct(Codes(codes_OI, scales_OG), offsets_OG, bias, 4)
+
+
+def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and offsets of weights in groups: 16 values from the lowest to the highest of
+    a group, as files of the kinds Q4_0, Q4_1 and Q4_K have them. Weights that are on no such grid
+    may have a nearer one without offset."""
+    w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
+    low, high = w_OGI.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).bfloat16().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    codes = ((w_OGI - low) / scale).round_().clamp_(0, 15).sub_(8)
+    offset = low + 8 * scale
+    error = torch.addcmul(offset, codes, scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
+    if float(error.sum()) > ON_A_GRID * float(scale.square().sum()):
+        plain = quantised(weight_OI, NIBBLE, GROUP)
+        nearer = (plain.widened() - weight_OI).unflatten(1, (-1, GROUP)).square_()
+        own = error <= nearer.sum(-1, keepdim=True)
+        codes = torch.where(own, codes, plain.codes_OI.unflatten(1, (-1, GROUP)))
+        scale = torch.where(own, scale, plain.scales_OG[..., None])
+        offset = torch.where(own, offset, 0.0)
+    return codes.flatten(1).to(torch.int8), scale.squeeze(-1), offset.squeeze(-1)
+
+
+def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct | None:
+    """A 4-bit matrix with the codes that it has."""
+    if library() is None or matrix.bits != "int4" or matrix.group % GROUP:
+        return None
+    codes, offsets_OG = matrix.in_groups(GROUP)
+    return NativeProduct(codes, offsets_OG, bias, 4)
+
+
+def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int) -> Tensor:
+    """The blocks of 4 outputs by 32 inputs, as bytes: codes, four inputs of each output at a time;
+    then scales, and in 4 bits offsets, as bfloat16."""
+    outputs, inputs = codes.codes_OI.shape
+    more = -outputs % SIDE
+    codes_OI = F.pad(codes.codes_OI, (0, 0, 0, more))
+    scales_OG = F.pad(codes.scales_OG, (0, 0, 0, more))
+    groups = inputs // GROUP
+    # [quad of outputs, group, four inputs, output, input]
+    order = codes_OI.view(-1, SIDE, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    parts = [order.reshape(-1, groups, 4 * GROUP)]
+    numbers = [scales_OG]
+    if bits == 4:
+        above = (parts[0] + 8).to(torch.uint8)
+        low, high = above.split(2 * GROUP, -1)
+        parts = [low | (high << 4)]
+        shift_OG = -8 * scales_OG  # codes are kept as 0 to 15
+        if offsets_OG is not None:
+            shift_OG = shift_OG + F.pad(offsets_OG, (0, 0, 0, more))
+        numbers.append(shift_OG)
+    for number_OG in numbers:
+        halves = number_OG.bfloat16().view(-1, SIDE, groups).transpose(1, 2).contiguous()
+        parts.append(halves.view(torch.uint8).view(-1, groups, 2 * SIDE))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class NativeLayer(NamedTuple):
+    """The weights of one layer."""
+
+    norm_attn: Tensor
+    qkv: NativeProduct
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: NativeProduct
+    norm_mlp: Tensor
+    gate_up: NativeProduct
+    down: NativeProduct
+
+
+class NativeShape(NamedTuple):
+    """The sizes of a decoder."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    eps: float
+
+    @property
+    def fits(self) -> bool:
+        return self.head_dim % 4 == 0 and self.head_dim <= MOST_HEAD
+
+
+class NativeForward:
+    """A whole forward in one call. Heads have their two halves interleaved, and values lie behind
+    keys."""
+
+    def __init__(
+        self,
+        layers: Sequence[NativeLayer],
+        ends: tuple[Tensor, Tensor, NativeProduct],  # embedding, last norm, last matrix
+        turns_CD: Tensor,  # complex
+        shape: NativeShape,
+    ):
+        embed, norm, head = ends
+        self._functions: Any = library()
+        self._vocab = head.outputs
+        # what the structures point to
+        self._alive = (layers, ends, turns := torch.view_as_real(turns_CD).contiguous())
+        stack = (_Layer * len(layers))(*map(_layer, layers))
+        inner = layers[0].down.layout.inputs
+        self._model = _Model(
+            len(layers), shape.heads, shape.key_heads, shape.head_dim, embed.shape[1], inner,
+            shape.eps, stack, embed.data_ptr(), turns.data_ptr(), norm.data_ptr(), head.matrix,
+        )  # fmt: skip
+        self._memory = torch.empty(0)
+        self._kept: tuple[Slots, Any] | None = None
+
+    def __call__(self, batch: Batch, slots: Slots) -> Tensor:
+        rows, reads, threads = len(batch.slots), len(batch.reads), torch.get_num_threads()
+        seen = max(segment.end for segment in batch.segments)
+        model = byref(self._model)
+        needed = self._functions.forward_memory(model, max(rows, reads), seen, threads)
+        if needed > len(self._memory):
+            self._memory = torch.empty(needed)
+        logits_RV = torch.empty(reads, self._vocab)
+        table = batch.table
+        spans_3T = np.ascontiguousarray(batch.rows_5T[HORIZON : HI + 1], np.int32)
+        lanes = np.ascontiguousarray(batch.lanes, np.int64)
+        integers = (batch.tokens_T, batch.positions_T, batch.slots_T)
+        tokens, positions, places = (integer.contiguous() for integer in integers)
+        read = batch.reads_R.contiguous()
+        row_bytes = spans_3T.strides[0]
+        first = spans_3T.ctypes.data
+        given = _Rows(
+            rows, reads, threads, tokens.data_ptr(), positions.data_ptr(), places.data_ptr(),
+            lanes.ctypes.data, first, first + (LO - HORIZON) * row_bytes,
+            first + (HI - HORIZON) * row_bytes, read.data_ptr(),
+            table.starts_LP.ctypes.data, table.size, table.per_lane,
+            ctypes.addressof(self._kept_in(slots)), self._memory.data_ptr(), logits_RV.data_ptr(),
+        )  # fmt: skip
+        self._functions.forward(model, byref(given), seen)
+        return logits_RV
+
+    def _kept_in(self, slots: Slots) -> Any:
+        """Where each layer keeps keys and values."""
+        if self._kept is None or self._kept[0] is not slots:
+            layers = self._model.layers
+            starts = [slots.flat(index)[0].data_ptr() for index in range(layers)]
+            self._kept = slots, (c_void_p * layers)(*starts)
+        return self._kept[1]
+
+
+def _layer(layer: NativeLayer) -> _Layer:
+    return _Layer(
+        layer.norm_attn.data_ptr(), layer.qkv.matrix, _pointer(layer.q_norm),
+        _pointer(layer.k_norm), layer.out.matrix, layer.norm_mlp.data_ptr(),
+        layer.gate_up.matrix, layer.down.matrix,
+    )  # fmt: skip

@@ -1,0 +1,612 @@
+// A quantised decoder of the Llama shape on a CPU: rows to logits in one call.
+//
+// A matrix lies in blocks of 4 outputs by 32 inputs, each with a scale per output, in the order in
+// which they are read. Inputs become 8-bit numbers in groups of 32 with a scale each. Sums within a
+// block are of whole numbers, and the order of all others does not depend on how many rows run: a
+// row has the same bits alone and beside others.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_thread_num() { return 0; }
+static int omp_get_num_threads() { return 1; }
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int GROUP = 32;
+constexpr int SIDE = 4;  // outputs of a block
+constexpr int MOST_ROWS = 8;  // that meet a block at once
+constexpr int MOST_HEAD = 512;  // numbers
+constexpr int AHEAD = 6;  // slots
+
+struct Matrix {
+    const uint8_t* blocks;  // [outputs / 4][inputs / 32] blocks
+    const float* bias;
+    int64_t outputs, inputs, bits;
+};
+
+struct Layer {
+    const float* norm_attn;
+    Matrix qkv;
+    const float* q_norm;
+    const float* k_norm;
+    Matrix out;
+    const float* norm_mlp;
+    Matrix gate_up;
+    Matrix down;
+};
+
+struct Model {
+    int64_t layers, heads, key_heads, head_dim, hidden, inner;
+    double eps;
+    const Layer* layer;
+    const float* embed;
+    const float* turns;  // [position][head_dim / 2] cosines and sines, two numbers each
+    const float* norm;
+    Matrix head;
+};
+
+struct Rows {
+    int64_t rows, reads, threads;
+    const int64_t* tokens;
+    const int64_t* positions;
+    const int64_t* slots;  // where each lives
+    const int64_t* lanes;
+    const int32_t* horizon;  // a row sees slots [0, horizon) and [lo, hi) of its lane
+    const int32_t* lo;
+    const int32_t* hi;
+    const int64_t* read;  // which rows
+    const int64_t* pages;  // [lane][page]: where it begins
+    int64_t page_size, pages_per_lane;
+    float* const* kept;  // of each layer [slot][keys, values][key head][head_dim]
+    float* memory;
+    float* logits;
+};
+
+// -- one block against some rows ------------------------------------------------------------------
+
+constexpr int64_t block_bytes(int bits) { return bits == 4 ? 64 + 4 * SIDE : 128 + 2 * SIDE; }
+
+// Rows as products take them. Those that meet a block together lie together, group by group.
+struct Quantised {
+    int8_t* codes;  // of each group
+    float* scales;
+    float* sums;  // of what the codes stand for
+    int64_t rows, groups;
+
+    // Where a group of a row lies. Rows come in eights; the last are four, two and one.
+    int64_t at(int64_t row, int64_t group) const {
+        int64_t first = row / MOST_ROWS * MOST_ROWS, count = MOST_ROWS;
+        while (first + count > rows || row >= first + count) {
+            if (first + count <= rows) first += count;
+            count /= 2;
+        }
+        return first * groups + group * count + row - first;
+    }
+};
+
+inline float from_bfloat16(const uint8_t* from) {
+    uint16_t half;
+    std::memcpy(&half, from, 2);
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+inline float32x4_t four_bfloat16(const uint8_t* from) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(from)), 16));
+}
+
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+    float32x4_t total[R];
+    for (int r = 0; r < R; ++r) total[r] = vdupq_n_f32(0);
+    const int8_t* codes = x.codes + row * groups * GROUP;
+    const float* scales = x.scales + row * groups;
+    [[maybe_unused]] const float* sums = x.sums + row * groups;
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        int8x16_t w[8];
+        if constexpr (BITS == 4) {
+            for (int j = 0; j < 4; ++j) {
+                const uint8x16_t pair = vld1q_u8(block + 16 * j);
+                w[j] = vreinterpretq_s8_u8(vandq_u8(pair, vdupq_n_u8(15)));
+                w[4 + j] = vreinterpretq_s8_u8(vshrq_n_u8(pair, 4));
+            }
+        } else {
+            for (int j = 0; j < 8; ++j) w[j] = vreinterpretq_s8_u8(vld1q_u8(block + 16 * j));
+        }
+        const float32x4_t scale = four_bfloat16(block + 16 * BITS);
+        for (int r = 0; r < R; ++r) {
+            const int8_t* at = codes + (g * R + r) * GROUP;
+            const int8x16_t first = vld1q_s8(at), second = vld1q_s8(at + 16);
+            int32x4_t whole = vdupq_n_s32(0);
+            whole = vdotq_laneq_s32(whole, w[0], first, 0);
+            whole = vdotq_laneq_s32(whole, w[1], first, 1);
+            whole = vdotq_laneq_s32(whole, w[2], first, 2);
+            whole = vdotq_laneq_s32(whole, w[3], first, 3);
+            whole = vdotq_laneq_s32(whole, w[4], second, 0);
+            whole = vdotq_laneq_s32(whole, w[5], second, 1);
+            whole = vdotq_laneq_s32(whole, w[6], second, 2);
+            whole = vdotq_laneq_s32(whole, w[7], second, 3);
+            const float32x4_t sum = vcvtq_f32_s32(whole);
+            total[r] = vfmaq_f32(total[r], sum, vmulq_n_f32(scale, scales[g * R + r]));
+            if constexpr (BITS == 4)
+                total[r] = vfmaq_n_f32(total[r], four_bfloat16(block + 72), sums[g * R + r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) vst1q_f32(y + r * SIDE, total[r]);
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+inline __m128 four_bfloat16(const uint8_t* from) {
+    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+}
+
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+    __m128 total[R];
+    for (int r = 0; r < R; ++r) total[r] = _mm_setzero_ps();
+    const int8_t* codes = x.codes + row * groups * GROUP;
+    const float* scales = x.scales + row * groups;
+    [[maybe_unused]] const float* sums = x.sums + row * groups;
+    // Two times four inputs, for four outputs each.
+    const __m256i early = _mm256_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7,
+                                           4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    const __m256i late = _mm256_add_epi8(early, _mm256_set1_epi8(8));
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        __m256i w[4];
+        if constexpr (BITS == 4) {
+            for (int j = 0; j < 2; ++j) {
+                const __m256i pair =
+                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * j));
+                w[j] = _mm256_and_si256(pair, _mm256_set1_epi8(15));
+                w[2 + j] = _mm256_and_si256(_mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
+            }
+        } else {
+            for (int j = 0; j < 4; ++j)
+                w[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * j));
+        }
+        const __m128 scale = four_bfloat16(block + 16 * BITS);
+        for (int r = 0; r < R; ++r) {
+            const int8_t* at = codes + (g * R + r) * GROUP;
+            __m256i sum = _mm256_setzero_si256();
+            for (int j = 0; j < 4; ++j) {
+                const __m256i half = _mm256_broadcastsi128_si256(
+                    _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 16 * (j / 2))));
+                const __m256i some = _mm256_shuffle_epi8(half, j % 2 ? late : early);
+                __m256i pairs;
+                if constexpr (BITS == 4) {
+                    pairs = _mm256_maddubs_epi16(w[j], some);  // at most 2 * 15 * 127
+                } else {
+                    // of sizes below 128 the sum of two products fits
+                    pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(some, w[j]));
+                }
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+            }
+            const __m128i both =
+                _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+            const __m128 by = _mm_mul_ps(scale, _mm_set1_ps(scales[g * R + r]));
+            total[r] = _mm_fmadd_ps(_mm_cvtepi32_ps(both), by, total[r]);
+            if constexpr (BITS == 4)
+                total[r] = _mm_fmadd_ps(four_bfloat16(block + 72),
+                                        _mm_set1_ps(sums[g * R + r]), total[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) _mm_storeu_ps(y + r * SIDE, total[r]);
+}
+
+#else
+
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+    for (int i = 0; i < R * SIDE; ++i) y[i] = 0;
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        for (int r = 0; r < R; ++r) {
+            const int64_t group = row * groups + g * R + r;
+            const int8_t* at = x.codes + group * GROUP;
+            int32_t sum[SIDE] = {0, 0, 0, 0};
+            for (int j = 0; j < 4; ++j)
+                for (int o = 0; o < SIDE; ++o)
+                    for (int i = 0; i < 4; ++i) {
+                        const uint8_t low = block[16 * j + 4 * o + i];
+                        if constexpr (BITS == 4) {
+                            sum[o] += (low & 15) * at[4 * j + i] + (low >> 4) * at[16 + 4 * j + i];
+                        } else {
+                            const uint8_t high = block[64 + 16 * j + 4 * o + i];
+                            sum[o] += static_cast<int8_t>(low) * at[4 * j + i] +
+                                      static_cast<int8_t>(high) * at[16 + 4 * j + i];
+                        }
+                    }
+            for (int o = 0; o < SIDE; ++o) {
+                const float by = from_bfloat16(block + 16 * BITS + 2 * o) * x.scales[group];
+                float& total = y[r * SIDE + o];
+                total = std::fma(static_cast<float>(sum[o]), by, total);
+                if constexpr (BITS == 4)
+                    total = std::fma(from_bfloat16(block + 72 + 2 * o), x.sums[group], total);
+            }
+        }
+    }
+}
+
+#endif
+
+// -- products -------------------------------------------------------------------------------------
+
+struct Share {
+    int64_t first, end;
+
+    // What one thread does of so many things.
+    explicit Share(int64_t count) {
+        const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
+        first = count * own / threads;
+        end = count * (own + 1) / threads;
+    }
+};
+
+// What becomes of a product: y = it, or y += it.
+template <int BITS, int R>
+inline void meet_rows(const Matrix& m, const Quantised& x, int64_t quad, int64_t row, float* y,
+                      bool add) {
+    float found[R * SIDE];
+    const int64_t groups = m.inputs / GROUP;
+    meet<BITS, R>(m.blocks + quad * groups * block_bytes(BITS), groups, x, row, found);
+    const int64_t first = quad * SIDE, count = std::min<int64_t>(SIDE, m.outputs - first);
+    for (int r = 0; r < R; ++r) {
+        float* to = y + (row + r) * m.outputs + first;
+        for (int64_t o = 0; o < count; ++o) {
+            const float value = found[r * SIDE + o] + (m.bias ? m.bias[first + o] : 0.0f);
+            to[o] = add ? to[o] + value : value;
+        }
+    }
+}
+
+template <int BITS>
+void multiply_bits(const Matrix& m, const Quantised& x, float* y, bool add) {
+    const int64_t rows = x.rows;
+    const Share share((m.outputs + SIDE - 1) / SIDE);
+    for (int64_t quad = share.first; quad < share.end; ++quad) {
+        int64_t row = 0;
+        for (; row + MOST_ROWS <= rows; row += MOST_ROWS)
+            meet_rows<BITS, MOST_ROWS>(m, x, quad, row, y, add);
+        if (rows - row >= 4) meet_rows<BITS, 4>(m, x, quad, row, y, add), row += 4;
+        if (rows - row >= 2) meet_rows<BITS, 2>(m, x, quad, row, y, add), row += 2;
+        if (rows - row >= 1) meet_rows<BITS, 1>(m, x, quad, row, y, add);
+    }
+}
+
+// A thread's share of a product.
+void multiply(const Matrix& m, const Quantised& x, float* y, bool add) {
+    if (m.bits == 4)
+        multiply_bits<4>(m, x, y, add);
+    else
+        multiply_bits<8>(m, x, y, add);
+}
+
+// One group of inputs as 8-bit numbers.
+inline void quantise(const float* from, int64_t group, const Quantised& to) {
+    int32_t bits = 0;  // of a size: they have the order of sizes, and what is no number is above all
+    for (int i = 0; i < GROUP; ++i) {
+        int32_t own;
+        std::memcpy(&own, from + i, 4);
+        bits = std::max(bits, own & 0x7fffffff);
+    }
+    float most;
+    std::memcpy(&most, &bits, 4);
+    const float back = most > 0 ? 127.0f / most : 0.0f;
+    int8_t* codes = to.codes + group * GROUP;
+    int32_t sum = 0;
+    for (int i = 0; i < GROUP; ++i) {
+        const int32_t code = static_cast<int32_t>(std::nearbyint(from[i] * back));
+        codes[i] = static_cast<int8_t>(code);
+        sum += code;
+    }
+    const float scale = most / 127.0f;
+    to.scales[group] = scale;
+    to.sums[group] = scale * static_cast<float>(sum);
+}
+
+// -- what is around them --------------------------------------------------------------------------
+
+// e to the x, as good as float32 is.
+inline float exponential(float x) {
+    x = std::min(std::max(x, -87.0f), 88.0f);
+    const float t = x * 1.44269504088896341f + 0.5f;
+    int32_t floor = static_cast<int32_t>(t);
+    floor -= static_cast<float>(floor) > t;
+    const float whole = static_cast<float>(floor);
+    const float r = std::fma(whole, -0.693145751953125f, x);
+    const float s = std::fma(whole, -1.42860682030941723e-6f, r);
+    float p = 1.9875691500e-4f;
+    p = std::fma(p, s, 1.3981999507e-3f);
+    p = std::fma(p, s, 8.3334519073e-3f);
+    p = std::fma(p, s, 4.1665795894e-2f);
+    p = std::fma(p, s, 1.6666665459e-1f);
+    p = std::fma(p, s, 5.0000001201e-1f);
+    p = std::fma(p, s * s, s + 1.0f);
+    const int32_t bits = (floor + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return p * power;
+}
+
+// Four numbers at a time, as every processor has them.
+typedef float Four __attribute__((vector_size(16)));
+
+inline Four four_at(const float* from) {
+    Four found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+// Of a multiple of four numbers.
+inline float dot(const float* a, const float* b, int64_t size) {
+    Four parts[4] = {};
+    for (int64_t i = 0; i < size / 4; ++i) parts[i % 4] += four_at(a + 4 * i) * four_at(b + 4 * i);
+    const Four all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    return (all[0] + all[1]) + (all[2] + all[3]);
+}
+
+inline float length(const float* x, int64_t size, double eps) {
+    return std::sqrt(dot(x, x, size) / static_cast<float>(size) + static_cast<float>(eps));
+}
+
+// A row, normed, as 8-bit numbers: a thread's share of its groups.
+void norm_rows(const float* x, const float* weight, double eps, const Quantised& to) {
+    const int64_t groups = to.groups, size = groups * GROUP;
+    const Share share(to.rows * groups);
+    int64_t row = -1;
+    float back = 0;
+    for (int64_t item = share.first; item < share.end; ++item) {
+        if (item / groups != row) {
+            row = item / groups;
+            back = 1.0f / length(x + row * size, size, eps);
+        }
+        const int64_t first = item % groups * GROUP;
+        float some[GROUP];
+        for (int i = 0; i < GROUP; ++i)
+            some[i] = x[row * size + first + i] * back * weight[first + i];
+        quantise(some, to.at(row, item % groups), to);
+    }
+}
+
+void quantise_rows(const float* x, const Quantised& to) {
+    const Share share(to.rows * to.groups);
+    for (int64_t item = share.first; item < share.end; ++item)
+        quantise(x + item * GROUP, to.at(item / to.groups, item % to.groups), to);
+}
+
+// silu(gate) * up
+void gate_rows(const float* gate_up, const Quantised& to) {
+    const int64_t groups = to.groups, size = groups * GROUP;
+    const Share share(to.rows * groups);
+    for (int64_t item = share.first; item < share.end; ++item) {
+        const float* gate = gate_up + item / groups * 2 * size + item % groups * GROUP;
+        float some[GROUP];
+        for (int i = 0; i < GROUP; ++i)
+            some[i] = gate[i] / (1.0f + exponential(-gate[i])) * gate[size + i];
+        quantise(some, to.at(item / groups, item % groups), to);
+    }
+}
+
+// The two numbers of a pair are turned together.
+inline void turn(const float* from, const float* turns, const float* norm, int64_t size,
+                 double eps, float* to) {
+    const float back = norm ? 1.0f / length(from, size, eps) : 1.0f;
+    for (int64_t i = 0; i < size; i += 2) {
+        const float a = norm ? from[i] * back * norm[i] : from[i];
+        const float b = norm ? from[i + 1] * back * norm[i + 1] : from[i + 1];
+        to[i] = a * turns[i] - b * turns[i + 1];
+        to[i + 1] = a * turns[i + 1] + b * turns[i];
+    }
+}
+
+// Turn queries where they are, and write keys and values to where they live.
+void turn_and_keep(const Model& model, const Layer& layer, const Rows& rows, float* kept,
+                   float* qkv) {
+    const int64_t size = model.head_dim, all = model.heads + 2 * model.key_heads;
+    const Share share(rows.rows * all);
+    for (int64_t item = share.first; item < share.end; ++item) {
+        const int64_t row = item / all, head = item % all;
+        float* from = qkv + item * size;
+        const float* turns = model.turns + rows.positions[row] * size;
+        float* slot = kept + rows.slots[row] * 2 * model.key_heads * size;
+        float* to = slot + (head - model.heads) * size;
+        if (head < model.heads)
+            turn(from, turns, layer.q_norm, size, model.eps, from);
+        else if (head < model.heads + model.key_heads)
+            turn(from, turns, layer.k_norm, size, model.eps, to);
+        else
+            std::memcpy(to, from, size * sizeof(float));
+    }
+}
+
+// Calls do(place of the first, count) for the slots [first, end) of a lane, page by page.
+template <typename Do>
+inline void each_page(const Rows& rows, int64_t lane, int64_t first, int64_t end, Do run) {
+    const int64_t* pages = rows.pages + lane * rows.pages_per_lane;
+    while (first < end) {
+        const int64_t within = first % rows.page_size;
+        const int64_t count = std::min(end - first, rows.page_size - within);
+        run(pages[first / rows.page_size] + within, count);
+        first += count;
+    }
+}
+
+// Begin to load what is needed soon: the next slots of a head lie far apart.
+inline void fetch(const float* from, int64_t size) {
+    for (int64_t i = 0; i < size; i += 16) __builtin_prefetch(from + i);
+}
+
+// Attention of one row of one head over its slots. With D, heads have that size, and what is added
+// up stays in registers.
+template <int D>
+inline void attend_one(const Rows& rows, int64_t row, const float* q, const float* keys,
+                       const float* values, int64_t step, int64_t any_size, float* scores,
+                       float* to) {
+    const int64_t size = D ? D : any_size, lane = rows.lanes[row];
+    const int64_t near = rows.horizon[row];
+    const int64_t lo = std::max<int64_t>(rows.lo[row], near), hi = rows.hi[row];
+    const float scale = 1.0f / std::sqrt(static_cast<float>(size));
+    int64_t count = 0;
+    const auto score = [&](int64_t place, int64_t number) {
+        for (int64_t s = 0; s < number; ++s) {
+            const float* key = keys + (place + s) * step;
+            fetch(key + AHEAD * step, size);
+            scores[count++] = dot(q, key, size) * scale;
+        }
+    };
+    each_page(rows, lane, 0, near, score);
+    each_page(rows, lane, lo, hi, score);
+    float most = -INFINITY, mass = 0;
+    for (int64_t s = 0; s < count; ++s) most = std::max(most, scores[s]);
+    for (int64_t s = 0; s < count; ++s) scores[s] = exponential(scores[s] - most);
+    for (int64_t s = 0; s < count; ++s) mass += scores[s];
+    Four seen[(D ? D : MOST_HEAD) / 4] = {};
+    const float* p = scores;
+    const auto gather = [&](int64_t place, int64_t number) {
+        for (int64_t s = 0; s < number; ++s, ++p) {
+            const float* value = values + (place + s) * step;
+            fetch(value + AHEAD * step, size);
+            for (int64_t i = 0; i < size / 4; ++i) seen[i] += *p * four_at(value + 4 * i);
+        }
+    };
+    each_page(rows, lane, 0, near, gather);
+    each_page(rows, lane, lo, hi, gather);
+    for (int64_t i = 0; i < size; ++i) to[i] = seen[i / 4][i % 4] / mass;
+}
+
+void attend(const Model& model, const Rows& rows, const float* kept, const float* qkv,
+            float* scores, float* out) {
+    const int64_t size = model.head_dim, all = model.heads + 2 * model.key_heads;
+    const int64_t fold = model.heads / model.key_heads, step = 2 * model.key_heads * size;
+    const auto run = size == 64 ? attend_one<64> : size == 128 ? attend_one<128> : attend_one<0>;
+    const Share share(rows.rows * model.heads);
+    for (int64_t item = share.first; item < share.end; ++item) {
+        const int64_t row = item / model.heads, head = item % model.heads;
+        const float* keys = kept + head / fold * size;
+        run(rows, row, qkv + (row * all + head) * size, keys, keys + model.key_heads * size, step,
+            size, scores, out + item * size);
+    }
+}
+
+Quantised quantised_at(float* memory, int64_t rows, int64_t inputs) {
+    const int64_t groups = inputs / GROUP, all = rows * groups;
+    return {reinterpret_cast<int8_t*>(memory + 2 * all), memory, memory + all, rows, groups};
+}
+
+// Where a forward keeps what is in between. Some of it is read more often than there are rows.
+struct Memory {
+    int64_t qkv, seen, inputs, scores, end;
+
+    Memory(const Model& m, int64_t rows, int64_t slots, int64_t threads) {
+        const int64_t heads = m.heads * m.head_dim, all = heads + 2 * m.key_heads * m.head_dim;
+        qkv = rows * m.hidden;
+        seen = qkv + rows * all;
+        inputs = qkv + rows * std::max(all + std::max(heads, m.hidden), 2 * m.inner);
+        scores = inputs + rows * std::max({m.hidden, m.inner, heads});
+        end = scores + threads * slots;
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Numbers of `memory` that a forward needs: of so many rows, or of so many that are read, whichever
+// are more, each of which sees so many slots at most.
+int64_t forward_memory(const Model* model, int64_t rows, int64_t slots, int64_t threads) {
+    return Memory(*model, rows, slots, threads).end;
+}
+
+void forward(const Model* model, const Rows* given, int64_t slots) {
+    const Model& m = *model;
+    const Rows& rows = *given;
+    const int64_t most = std::max(rows.rows, rows.reads);
+    const Memory at(m, most, slots, rows.threads);
+    float* x = rows.memory;
+    float* qkv = x + at.qkv;
+    float* seen = x + at.seen;
+    float* gate_up = qkv;
+    float* inputs = x + at.inputs;
+#pragma omp parallel num_threads(rows.threads)
+    {
+        float* scores = x + at.scores + omp_get_thread_num() * slots;
+        const Share own(rows.rows);
+        for (int64_t row = own.first; row < own.end; ++row)
+            std::memcpy(x + row * m.hidden, m.embed + rows.tokens[row] * m.hidden,
+                        m.hidden * sizeof(float));
+        const Quantised of_heads = quantised_at(inputs, rows.rows, m.heads * m.head_dim);
+        Quantised of_hidden = quantised_at(inputs, rows.rows, m.hidden);
+        Quantised of_inner = quantised_at(inputs, rows.rows, m.inner);
+        for (int64_t index = 0; index < m.layers; ++index) {
+            const Layer& layer = m.layer[index];
+#pragma omp barrier
+            norm_rows(x, layer.norm_attn, m.eps, of_hidden);
+#pragma omp barrier
+            multiply(layer.qkv, of_hidden, qkv, false);
+#pragma omp barrier
+            turn_and_keep(m, layer, rows, rows.kept[index], qkv);
+#pragma omp barrier
+            attend(m, rows, rows.kept[index], qkv, scores, seen);
+#pragma omp barrier
+            quantise_rows(seen, of_heads);
+#pragma omp barrier
+            multiply(layer.out, of_heads, x, true);
+#pragma omp barrier
+            if (index == m.layers - 1) {  // only the rows that are read matter from here on
+                of_hidden = quantised_at(inputs, rows.reads, m.hidden);
+                of_inner = quantised_at(inputs, rows.reads, m.inner);
+#pragma omp single
+                {
+                    for (int64_t i = 0; i < rows.reads; ++i)
+                        std::memcpy(seen + i * m.hidden, x + rows.read[i] * m.hidden,
+                                    m.hidden * sizeof(float));
+                    std::memcpy(x, seen, rows.reads * m.hidden * sizeof(float));
+                }
+            }
+            norm_rows(x, layer.norm_mlp, m.eps, of_hidden);
+#pragma omp barrier
+            multiply(layer.gate_up, of_hidden, gate_up, false);
+#pragma omp barrier
+            gate_rows(gate_up, of_inner);
+#pragma omp barrier
+            multiply(layer.down, of_inner, x, true);
+        }
+#pragma omp barrier
+        norm_rows(x, m.norm, m.eps, of_hidden);
+#pragma omp barrier
+        multiply(m.head, of_hidden, rows.logits, false);
+    }
+}
+
+// The product of plain rows. `memory` has room for rows * inputs numbers.
+void product(const Matrix* matrix, const float* x, int64_t rows, float* memory, int64_t threads,
+             float* y) {
+    const Quantised inputs = quantised_at(memory, rows, matrix->inputs);
+#pragma omp parallel num_threads(threads)
+    {
+        quantise_rows(x, inputs);
+#pragma omp barrier
+        multiply(*matrix, inputs, y, false);
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,213 @@
+"""C++ on a CPU: what torch computes with the same weights, and the same bits in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import forerun
+from forerun.backbones import native, products
+from forerun.backbones.quantised import Quantised
+from forerun.checkpoints import tiny
+from forerun.engine.pack import Batch
+from forerun.sequence.rows import Plan, causal_rows
+
+CPU = torch.device("cpu")
+TEXT = np.array([(7 * i + 3) % 200 for i in range(70)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def compiled(folder, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(folder))
+    native.compiled.cache_clear()
+    if native.library() is None:
+        pytest.skip("no C++ compiler here")
+    yield
+    native.compiled.cache_clear()
+
+
+def loaded(quantize="int4", arch="qwen2", **shape):
+    return forerun.from_network(
+        tiny.build(arch, **shape), tiny.tokenizer(), lanes=4, max_context=128, quantize=quantize
+    )
+
+
+def in_steps(backbone, sizes, forward=None):
+    """Logits of all rows of a text, run in steps of so many rows."""
+    slots = backbone.make_slots(1, 128)
+    found = []
+    start = 0
+    for size in sizes:
+        end = start + size
+        plan = Plan(causal_rows(TEXT[:end]), [np.arange(start, end)], end, causal=end)
+        found.append((forward or backbone.forward)(Batch([(0, plan, start)], 128, CPU), slots))
+        start = end
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("bits,most", [("int4", 0.15), ("int8", 0.015)])
+@pytest.mark.parametrize("outputs,inputs", [(4, 32), (49, 64), (30, 576)])
+def test_products_are_near_what_their_weights_say(bits, most, outputs, inputs):
+    torch.manual_seed(0)
+    weight_OI = torch.randn(outputs, inputs)
+    bias = torch.randn(outputs)
+    x_TI = torch.randn(13, inputs)
+    product = native.native_product(weight_OI, bias, bits)
+    expected = x_TI @ weight_OI.t() + bias
+    assert (product(x_TI) - expected).norm() / expected.norm() < most
+    assert products.keeps_bits(product, inputs)
+
+
+def test_codes_and_offsets_of_a_checkpoint_are_kept():
+    torch.manual_seed(0)
+    codes_OI = torch.randint(-8, 8, (12, 128), dtype=torch.int8)
+    scales = (torch.rand(12, 2) + 0.5).bfloat16()
+    zeros = torch.randint(-8, 8, (12, 2)).float()
+    matrix = Quantised("int4", codes_OI, scales, zeros)
+    x_TI = torch.randn(3, 128)
+    expected = x_TI @ matrix.widened().t()
+    found = native.native_product_of(matrix, None)(x_TI)
+    assert (found - expected).norm() / expected.norm() < 0.01
+
+
+def test_what_does_not_fit_is_left_to_torch():
+    assert native.native_product(torch.randn(8, 48), None, "int4") is None
+    assert not native.NativeShape(2, 2, 6, 1e-6).fits
+
+
+SHAPES = [
+    ("llama", {}),
+    ("qwen2", {"num_key_value_heads": 4}),  # biases
+    ("qwen3", {"head_dim": 32}),  # norms of heads
+    ("llama", {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}),
+]
+
+
+@pytest.mark.parametrize("arch,shape", SHAPES)
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+@torch.inference_mode()
+def test_a_forward_is_torchs_own_with_the_same_products(arch, shape, quantize):
+    backbone = loaded(quantize, arch, **shape).backbone
+    assert backbone._native is not None
+    found = in_steps(backbone, [40, 1, 8, 3])
+    backbone._native = None
+    expected = in_steps(backbone, [40, 1, 8, 3])
+    # a number near the middle of two codes may become the other one
+    assert (found - expected).norm() / expected.norm() < 0.02
+
+
+@pytest.mark.parametrize("arch,shape", SHAPES)
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows(arch, shape, quantize):
+    backbone = loaded(quantize, arch, **shape).backbone
+    alone = in_steps(backbone, [1] * 64)
+    for sizes in ([2] * 32, [8] * 8, [16] * 4, [64], [1, 7, 30, 26], [3, 15, 46]):
+        assert torch.equal(in_steps(backbone, sizes), alone), sizes
+
+
+@torch.inference_mode()
+def test_a_tail_sees_its_own_rows_and_those_before_it():
+    """Two tails after ten rows of text, each judged as if it were the text."""
+    backbone = loaded().backbone
+    tails = ([5, 6, 7], [8, 9])
+    rows = causal_rows(np.concatenate([TEXT[:10], *tails]))
+    first = 10
+    for tail in tails:
+        end = first + len(tail)
+        rows[1, first:end] = 10 + np.arange(len(tail))
+        rows[2, first:end] = 10
+        rows[3, first:end] = first
+        rows[4, first:end] = first + 1 + np.arange(len(tail))
+        first = end
+    plan = Plan(rows, [np.arange(10, 15), np.array([9, 9, 12])], 15)  # some are read again
+    slots = backbone.make_slots(1, 128)
+    found = backbone.forward(Batch([(0, plan, 0)], 128, CPU), slots)
+    assert len(found) == 8
+    for reads, tail in ((slice(0, 3), tails[0]), (slice(3, 5), tails[1])):
+        text = np.concatenate([TEXT[:10], tail])
+        own = Plan(causal_rows(text), [np.arange(10, len(text))], len(text), causal=len(text))
+        alone = backbone.forward(Batch([(0, own, 0)], 128, CPU), backbone.make_slots(1, 128))
+        assert torch.equal(found[reads], alone)
+    assert torch.equal(found[5], found[6]) and torch.equal(found[7], found[2])
+
+
+@torch.inference_mode()
+def test_more_reads_than_rows():
+    backbone = loaded().backbone
+    plan = Plan(causal_rows(TEXT[:3]), [np.array([2] * 40), np.array([0])], 3, causal=3)
+    found = backbone.forward(Batch([(0, plan, 0)], 128, CPU), backbone.make_slots(1, 128))
+    assert len(found) == 41 and torch.equal(found[0], found[39])
+    assert not torch.equal(found[0], found[40])
+
+
+def test_what_is_no_number_harms_nobody_else():
+    with loaded() as m:
+        prompts = [[5, 6, 7], [9] * 20]
+        expected = [r.token_ids for r in m.generate(prompts, max_tokens=6, ignore_eos=True)]
+        m.host.forget()
+        for layer in range(m.backbone.layers):
+            for kept in m.host.slots.flat(layer):
+                kept.fill_(torch.nan)
+        found = m.generate(prompts, max_tokens=6, ignore_eos=True)
+        assert [r.token_ids for r in found] == expected
+
+
+@torch.inference_mode()
+def test_a_weight_that_is_no_number_shows():
+    backbone = loaded().backbone
+    backbone.embed[TEXT[5]] = torch.nan
+    found = in_steps(backbone, [8])
+    assert found[:5].isfinite().all() and found[5:].isnan().all()
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_exact_methods_write_what_ar_writes(quantize):
+    with loaded(quantize) as model:
+        prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [5, 6, 7, 8], [9, 9, 9]]
+        plain = [model.generate(p, max_tokens=24, ignore_eos=True).token_ids for p in prompts]
+        options = {"speculative": {"draft": loaded("int8")}}
+        for method in ("lookup", "jacobi", "ar", "speculative"):
+            own = options.get(method, {})
+            results = model.generate(prompts, max_tokens=24, ignore_eos=True, method=method, **own)
+            assert [result.token_ids for result in results] == plain, method
+
+
+class TestWithout:
+    """Without a compiler, or with one that does not work, torch's own operations serve."""
+
+    def absent(self, monkeypatch, folder, why):
+        monkeypatch.setenv("FORERUN_CACHE", str(folder))
+        native.compiled.cache_clear()
+        assert native.library() is None
+        assert why in native.compiled().words
+        assert loaded().backbone._native is None
+
+    def test_nothing_is_kept(self, monkeypatch):
+        self.absent(monkeypatch, "off", "keeps nothing")
+
+    def test_no_compiler(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("CXX", str(tmp_path / "none"))
+        self.absent(monkeypatch, tmp_path, "no C++ compiler")
+
+    def test_a_compiler_that_fails(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("CXX", "false")
+        self.absent(monkeypatch, tmp_path, "does not compile")
+        assert not list(tmp_path.rglob("*.so"))
+
+    def test_a_file_that_is_no_library(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(native, "_compile", lambda file: file.write_bytes(b"nothing"))
+        (tmp_path / "native").mkdir()
+        self.absent(monkeypatch, tmp_path, "not compiled")
+
+    def test_products_that_are_wrong(self, monkeypatch, tmp_path):
+        source = tmp_path / "wrong.cpp"
+        source.write_text(native.SOURCE.read_text().replace("127.0f / most", "120.0f / most"))
+        monkeypatch.setattr(native, "SOURCE", source)
+        self.absent(monkeypatch, tmp_path, "multiplies wrongly")
