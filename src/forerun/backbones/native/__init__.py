@@ -211,23 +211,39 @@ def native_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> NativeP
 
 def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and offsets of weights in groups: 16 values from the lowest to the highest of
-    a group, as files of the kinds Q4_0, Q4_1 and Q4_K have them. Weights that are on no such grid
-    may have a nearer one without offset."""
+    a group, as files of the kinds Q4_1 and Q4_K have them, or from its largest to the other side."""
     w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
     low, high = w_OGI.aminmax(dim=-1, keepdim=True)
-    scale = ((high - low) / 15).bfloat16().float()
-    scale = torch.where(scale == 0, 1.0, scale)
-    codes = ((w_OGI - low) / scale).round_().clamp_(0, 15).sub_(8)
-    offset = low + 8 * scale
-    error = torch.addcmul(offset, codes, scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
-    if float(error.sum()) > ON_A_GRID * float(scale.square().sum()):
-        plain = quantised(weight_OI, NIBBLE, GROUP)
-        nearer = (plain.widened() - weight_OI).unflatten(1, (-1, GROUP)).square_()
-        own = error <= nearer.sum(-1, keepdim=True)
-        codes = torch.where(own, codes, plain.codes_OI.unflatten(1, (-1, GROUP)))
-        scale = torch.where(own, scale, plain.scales_OG[..., None])
-        offset = torch.where(own, offset, 0.0)
-    return codes.flatten(1).to(torch.int8), scale.squeeze(-1), offset.squeeze(-1)
+    found = _Grid.of(w_OGI, (high - low) / 15, low)
+    if float(found.error.sum()) > ON_A_GRID * float(found.scale.square().sum()):
+        largest = torch.where(high > -low, high, low)  # as in files of the kind Q4_0
+        found = found.or_nearer(_Grid.of(w_OGI, largest / -8, largest))
+    codes = found.codes_OGI.flatten(1).to(torch.int8)
+    return codes, found.scale.squeeze(-1), found.offset.squeeze(-1)
+
+
+class _Grid(NamedTuple):
+    """Weights as codes of a group times its scale, and an offset."""
+
+    codes_OGI: Tensor
+    scale: Tensor
+    offset: Tensor
+    error: Tensor  # squared
+
+    @classmethod
+    def of(cls, w_OGI: Tensor, scale: Tensor, lowest: Tensor) -> _Grid:
+        """The nearest of 16 values from the lowest on."""
+        scale = scale.bfloat16().float()
+        scale = torch.where(scale == 0, 1.0, scale)
+        codes = (w_OGI - lowest).mul_(scale.reciprocal()).round_().clamp_(0, 15).sub_(8)
+        offset = lowest + 8 * scale
+        error = torch.addcmul(offset, codes, scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
+        return cls(codes, scale, offset, error)
+
+    def or_nearer(self, other: _Grid) -> _Grid:
+        """Of each group the one with the smaller error."""
+        own = self.error <= other.error
+        return _Grid(*(torch.where(own, mine, its) for mine, its in zip(self, other)))
 
 
 def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct | None:

@@ -6,9 +6,11 @@
 // row has the same bits alone and beside others.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -249,6 +251,27 @@ inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64
 #endif
 
 // -- products -------------------------------------------------------------------------------------
+
+// Where threads wait for each other, three hundred times in a forward. OpenMP's own barrier puts
+// threads to sleep at once where other threads of the program have teams of their own.
+class Barrier {
+  public:
+    void wait(int threads) {
+        const int own = turn_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+            arrived_.store(0, std::memory_order_relaxed);
+            turn_.store(own + 1, std::memory_order_release);
+            return;
+        }
+        for (int64_t spins = 0; turn_.load(std::memory_order_acquire) == own; ++spins)
+            if (spins > MOST_SPINS) std::this_thread::yield();
+    }
+
+  private:
+    static constexpr int64_t MOST_SPINS = 20000;  // some hundredths of a millisecond
+    std::atomic<int> arrived_{0};
+    std::atomic<int> turn_{0};
+};
 
 struct Share {
     int64_t first, end;
@@ -546,8 +569,10 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
     float* seen = x + at.seen;
     float* gate_up = qkv;
     float* inputs = x + at.inputs;
+    Barrier barrier;
 #pragma omp parallel num_threads(rows.threads)
     {
+        const auto wait = [&] { barrier.wait(omp_get_num_threads()); };
         float* scores = x + at.scores + omp_get_thread_num() * slots;
         const Share own(rows.rows);
         for (int64_t row = own.first; row < own.end; ++row)
@@ -558,41 +583,41 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
         Quantised of_inner = quantised_at(inputs, rows.rows, m.inner);
         for (int64_t index = 0; index < m.layers; ++index) {
             const Layer& layer = m.layer[index];
-#pragma omp barrier
+            wait();
             norm_rows(x, layer.norm_attn, m.eps, of_hidden);
-#pragma omp barrier
+            wait();
             multiply(layer.qkv, of_hidden, qkv, false);
-#pragma omp barrier
+            wait();
             turn_and_keep(m, layer, rows, rows.kept[index], qkv);
-#pragma omp barrier
+            wait();
             attend(m, rows, rows.kept[index], qkv, scores, seen);
-#pragma omp barrier
+            wait();
             quantise_rows(seen, of_heads);
-#pragma omp barrier
+            wait();
             multiply(layer.out, of_heads, x, true);
-#pragma omp barrier
+            wait();
             if (index == m.layers - 1) {  // only the rows that are read matter from here on
                 of_hidden = quantised_at(inputs, rows.reads, m.hidden);
                 of_inner = quantised_at(inputs, rows.reads, m.inner);
-#pragma omp single
-                {
+                if (omp_get_thread_num() == 0) {
                     for (int64_t i = 0; i < rows.reads; ++i)
                         std::memcpy(seen + i * m.hidden, x + rows.read[i] * m.hidden,
                                     m.hidden * sizeof(float));
                     std::memcpy(x, seen, rows.reads * m.hidden * sizeof(float));
                 }
+                wait();
             }
             norm_rows(x, layer.norm_mlp, m.eps, of_hidden);
-#pragma omp barrier
+            wait();
             multiply(layer.gate_up, of_hidden, gate_up, false);
-#pragma omp barrier
+            wait();
             gate_rows(gate_up, of_inner);
-#pragma omp barrier
+            wait();
             multiply(layer.down, of_inner, x, true);
         }
-#pragma omp barrier
+        wait();
         norm_rows(x, m.norm, m.eps, of_hidden);
-#pragma omp barrier
+        wait();
         multiply(m.head, of_hidden, rows.logits, false);
     }
 }
@@ -601,10 +626,11 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
 void product(const Matrix* matrix, const float* x, int64_t rows, float* memory, int64_t threads,
              float* y) {
     const Quantised inputs = quantised_at(memory, rows, matrix->inputs);
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
         quantise_rows(x, inputs);
-#pragma omp barrier
+        barrier.wait(omp_get_num_threads());
         multiply(*matrix, inputs, y, false);
     }
 }
