@@ -170,18 +170,12 @@ def llama_write(llama: Any, prompt: Sequence[int]) -> None:
         next(stream)
 
 
-def their_speeds(
-    file: str, dtype: torch.dtype, prompt: Sequence[int], compiled: bool = False
-) -> dict[str, float]:
+def their_speeds(file: str, dtype: torch.dtype, prompt: Sequence[int]) -> dict[str, float]:
     from forerun.checkpoints import resolve
 
     network: Any = resolve.load_network(file, CPU, torch.float32)
     network = network.network.to(dtype)
     ids = torch.tensor([list(prompt)])
-    cache: dict[str, Any] = {}
-    if compiled:
-        network.forward = torch.compile(network.forward, dynamic=False)
-        cache = {"cache_implementation": "static", "max_length": PROMPT + TOKENS + 1}
 
     @torch.inference_mode()
     def write(tokens: int, batch: int) -> None:
@@ -192,7 +186,6 @@ def their_speeds(
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             do_sample=False,
-            **cache,
         )
 
     return speeds(write)
@@ -245,7 +238,6 @@ def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
     if llama_of(file) is not None:
         contestants["llama.cpp, the file's 4 bits"] = lambda: llama_speeds(file, prompt)
     contestants["transformers float32"] = lambda: their_speeds(file, torch.float32, prompt)
-    contestants["transformers compiled"] = lambda: their_speeds(file, torch.float32, prompt, True)
     contestants["transformers bfloat16"] = lambda: their_speeds(file, torch.bfloat16, prompt)
     for quantize in KINDS:
         contestants[name_of(quantize)] = lambda q=quantize: speeds_of_load(file, q, prompt)

@@ -211,7 +211,8 @@ def native_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> NativeP
 
 def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and offsets of weights in groups: 16 values from the lowest to the highest of
-    a group, as files of the kinds Q4_1 and Q4_K have them, or from its largest to the other side."""
+    a group, as files of the kinds Q4_1 and Q4_K have them, or from its largest to the other
+    side."""
     w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
     low, high = w_OGI.aminmax(dim=-1, keepdim=True)
     found = _Grid.of(w_OGI, (high - low) / 15, low)
