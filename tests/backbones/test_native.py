@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import forerun
 from forerun.backbones import native, products
 from forerun.backbones.quantised import Quantised
-from forerun.checkpoints import tiny
 from forerun.engine.pack import Batch
 from forerun.sequence.rows import Plan, causal_rows
-
-CPU = torch.device("cpu")
-TEXT = np.array([(7 * i + 3) % 200 for i in range(70)])
+from tests.backbones.test_products import CPU, TEXT, loaded, logits_in_steps
 
 
 @pytest.fixture(scope="module")
@@ -26,29 +22,11 @@ def folder(tmp_path_factory):
 def compiled(folder, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(folder))
     native.compiled.cache_clear()
-    if native.library() is None:
+    if "no C++ compiler" in native.compiled().words:
         pytest.skip("no C++ compiler here")
+    assert native.library() is not None, native.compiled().words
     yield
     native.compiled.cache_clear()
-
-
-def loaded(quantize="int4", arch="qwen2", **shape):
-    return forerun.from_network(
-        tiny.build(arch, **shape), tiny.tokenizer(), lanes=4, max_context=128, quantize=quantize
-    )
-
-
-def in_steps(backbone, sizes, forward=None):
-    """Logits of all rows of a text, run in steps of so many rows."""
-    slots = backbone.make_slots(1, 128)
-    found = []
-    start = 0
-    for size in sizes:
-        end = start + size
-        plan = Plan(causal_rows(TEXT[:end]), [np.arange(start, end)], end, causal=end)
-        found.append((forward or backbone.forward)(Batch([(0, plan, start)], 128, CPU), slots))
-        start = end
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("bits,most", [("int4", 0.15), ("int8", 0.015)])
@@ -76,6 +54,17 @@ def test_codes_and_offsets_of_a_checkpoint_are_kept():
     assert (found - expected).norm() / expected.norm() < 0.01
 
 
+def test_code_for_any_processor_gives_the_bits_of_this_ones(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    weight_OI, x_TI = torch.randn(10, 96), torch.randn(13, 96)
+    own = [native.native_product(weight_OI, None, bits)(x_TI) for bits in ("int4", "int8")]
+    monkeypatch.setattr(native, "FLAGS", [f for f in native.FLAGS if f != "-march=native"])
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    native.compiled.cache_clear()
+    plain = [native.native_product(weight_OI, None, bits)(x_TI) for bits in ("int4", "int8")]
+    assert all(map(torch.equal, own, plain))
+
+
 def test_what_does_not_fit_is_left_to_torch():
     assert native.native_product(torch.randn(8, 48), None, "int4") is None
     assert not native.NativeShape(2, 2, 6, 1e-6).fits
@@ -95,9 +84,9 @@ SHAPES = [
 def test_a_forward_is_torchs_own_with_the_same_products(arch, shape, quantize):
     backbone = loaded(quantize, arch, **shape).backbone
     assert backbone._native is not None
-    found = in_steps(backbone, [40, 1, 8, 3])
+    found = logits_in_steps(backbone, [40, 1, 8, 3])
     backbone._native = None
-    expected = in_steps(backbone, [40, 1, 8, 3])
+    expected = logits_in_steps(backbone, [40, 1, 8, 3])
     # a number near the middle of two codes may become the other one
     assert (found - expected).norm() / expected.norm() < 0.02
 
@@ -107,15 +96,15 @@ def test_a_forward_is_torchs_own_with_the_same_products(arch, shape, quantize):
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(arch, shape, quantize):
     backbone = loaded(quantize, arch, **shape).backbone
-    alone = in_steps(backbone, [1] * 64)
+    alone = logits_in_steps(backbone, [1] * 64)
     for sizes in ([2] * 32, [8] * 8, [16] * 4, [64], [1, 7, 30, 26], [3, 15, 46]):
-        assert torch.equal(in_steps(backbone, sizes), alone), sizes
+        assert torch.equal(logits_in_steps(backbone, sizes), alone), sizes
 
 
 @torch.inference_mode()
 def test_a_tail_sees_its_own_rows_and_those_before_it():
     """Two tails after ten rows of text, each judged as if it were the text."""
-    backbone = loaded().backbone
+    backbone = loaded("int4").backbone
     tails = ([5, 6, 7], [8, 9])
     rows = causal_rows(np.concatenate([TEXT[:10], *tails]))
     first = 10
@@ -140,7 +129,7 @@ def test_a_tail_sees_its_own_rows_and_those_before_it():
 
 @torch.inference_mode()
 def test_more_reads_than_rows():
-    backbone = loaded().backbone
+    backbone = loaded("int4").backbone
     plan = Plan(causal_rows(TEXT[:3]), [np.array([2] * 40), np.array([0])], 3, causal=3)
     found = backbone.forward(Batch([(0, plan, 0)], 128, CPU), backbone.make_slots(1, 128))
     assert len(found) == 41 and torch.equal(found[0], found[39])
@@ -148,7 +137,7 @@ def test_more_reads_than_rows():
 
 
 def test_what_is_no_number_harms_nobody_else():
-    with loaded() as m:
+    with loaded("int4") as m:
         prompts = [[5, 6, 7], [9] * 20]
         expected = [r.token_ids for r in m.generate(prompts, max_tokens=6, ignore_eos=True)]
         m.host.forget()
@@ -161,9 +150,9 @@ def test_what_is_no_number_harms_nobody_else():
 
 @torch.inference_mode()
 def test_a_weight_that_is_no_number_shows():
-    backbone = loaded().backbone
+    backbone = loaded("int4").backbone
     backbone.embed[TEXT[5]] = torch.nan
-    found = in_steps(backbone, [8])
+    found = logits_in_steps(backbone, [8])
     assert found[:5].isfinite().all() and found[5:].isnan().all()
 
 
@@ -187,7 +176,7 @@ class TestWithout:
         native.compiled.cache_clear()
         assert native.library() is None
         assert why in native.compiled().words
-        assert loaded().backbone._native is None
+        assert loaded("int4").backbone._native is None
 
     def test_nothing_is_kept(self, monkeypatch):
         self.absent(monkeypatch, "off", "keeps nothing")

@@ -85,13 +85,13 @@ class Product(Protocol):
     def __call__(self, x_TI: Tensor) -> Tensor: ...
 
 
-class _OfInputs:
+class _OfInputs(ABC):
     """A product that is asked with rows alone."""
 
     layout: Layout
 
-    def multiply(self, all_TN: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def multiply(self, all_TN: Tensor) -> Tensor: ...
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         inputs = Inputs(len(x_TI), self.layout, x_TI.dtype)
