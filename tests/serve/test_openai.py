@@ -306,6 +306,8 @@ def test_what_is_not_offered_is_refused_clearly(client):
 
 
 def test_an_error_in_the_middle_of_a_stream_reaches_the_client(client, live):
+    assert client.completions.create(model="plain", prompt="hi", max_tokens=1).choices
+    live.settled("plain")
     m = live.model("plain")
     forward = m.backbone.forward
     calls = 0
@@ -324,7 +326,7 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(client, live):
             prompt="hi",
             max_tokens=9,
             stream=True,
-            extra_body={"forerun": {"method": "ar"}},
+            extra_body={"forerun": {"method": "ar"}, "ignore_eos": True},
         )
         with pytest.raises(openai.APIError, match="the server failed") as failed:
             list(stream)
