@@ -122,7 +122,8 @@ class BatchChooser:
     @property
     def _asks_all(self) -> bool:
         """While only those draft that learn unasked, others are asked rarely: in the same steps by
-        all, and in a text's second one. In the first its prompt is still to be read."""
+        all, and in a text's second one. In the first its prompt is still to be read: no time for a
+        draft model to read it, too."""
         if self._choices <= 1:
             return False
         return self._choices == 2 or self._busy > 0 or self._company.step % ASKS_ALL == 0
@@ -190,6 +191,8 @@ class BatchChooser:
         self._busy -= 1
         if self._asks_all:
             return offers
+        if self._choices == 1:
+            return [each for each in offers if each.seconds(1) == 0]
         return [each for each in offers if each.learns_unasked]
 
     def _probe(self, offers: Sequence[O], most: int) -> O | None:
