@@ -121,6 +121,9 @@ class StepCosts:
         self._each_seen = Observed()
         self.each = EACH_SECONDS  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
+        self._between: dict[int, float] = {}  # points of the curve, as far as anybody asked
+        self._between_of: Curve | None = None
+        self._usual: dict[tuple[int, bool], float | None] = {}  # what was observed, by size
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[tuple[int, int], Sequence[float]] = {}
         self._judged = np.zeros(0)  # by rows
@@ -144,8 +147,14 @@ class StepCosts:
 
     def forward(self, rows: int) -> float:
         """Seconds of a forward, as measured: straight lines between what was."""
-        assert self.curve is not None
-        return interpolated(self.curve, rows)
+        if self._between_of is not self.curve:
+            self._between = {}
+            self._between_of = self.curve
+        found = self._between.get(rows)
+        if found is None:
+            assert self.curve is not None
+            found = self._between[rows] = interpolated(self.curve, rows)
+        return found
 
     @property
     def sequences(self) -> int:
@@ -205,7 +214,7 @@ class StepCosts:
 
     def _predict(self, rows: int, drafting: int) -> float:
         """Seconds of a step of so many rows in which so many sequences draft."""
-        key = (rows_bucket(rows), drafting > 0)
+        key = (rows, drafting > 0)
         found = self._predicted.get(key)
         if found is None:
             found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
@@ -223,8 +232,13 @@ class StepCosts:
 
     def _without_drafts(self, rows: int, judged: bool) -> float:
         """Seconds of such a step, less what the host does for each sequence that drafts."""
-        seen = self._observed[rows_bucket(rows), judged].typical(self.seen, self.each)
-        return seen if seen is not None else self._by_curve(rows, judged)
+        size = (rows_bucket(rows), judged)
+        if size not in self._usual:
+            self._usual[size] = self._observed[size].typical(self.seen, self.each)
+        seen = self._usual[size]
+        if seen is None:
+            return self._by_curve(rows, judged)
+        return seen * self.forward(rows) / self.forward(size[0])
 
     def _by_curve(self, rows: int, judged: bool) -> float:
         """What the curve says, as much slower or faster as plain steps were of late."""
@@ -254,7 +268,9 @@ class StepCosts:
             self._each_seen.add(self.seen, each, drafting)
         else:
             self._ratio.add(self.seen, seconds / self.forward(rows))
-        self._observed[rows_bucket(rows), drafting > 0].add(self.seen, seconds, drafting)
+        size = rows_bucket(rows)
+        as_if = seconds * self.forward(size) / self.forward(rows)  # of the largest of its size
+        self._observed[size, drafting > 0].add(self.seen, as_if, drafting)
 
     def observe_prompts(self, rows: int) -> None:
         """A forward read so many rows of prompts. If the one before it did, too, so will the next:
@@ -266,6 +282,7 @@ class StepCosts:
             self._forget_predictions()
 
     def _forget_predictions(self) -> None:
+        self._usual.clear()
         self._predicted.clear()
         self._steps.clear()
         self._worth.clear()
