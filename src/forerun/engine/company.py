@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from forerun.engine.costs import FEW, StepCosts
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of drafts by a model, that are considered
+A_FEW = 4  # sequences: for fewer, planning costs each of them more than it is worth in every step
+SELDOM = 4  # steps between two plans then
 Floats = NDArray[np.float64]
 
 
@@ -60,7 +62,8 @@ class Company:
         self.price = 0.0  # a row that promises fewer tokens is not worth it
         self._members: dict[Member, None] = {}
         self._chose: set[Member] = set()  # in this step
-        self._changed = False
+        self._changed = False  # has somebody come since the last plan?
+        self._came = False  # and before that?
 
     @property
     def sequences(self) -> int:
@@ -96,16 +99,21 @@ class Company:
         if begins:
             self.step += 1
             self._chose.clear()
+            self._came = self._changed
             self._changed = False
         self._chose.add(member)
         return begins
 
     def plan(self, costs: StepCosts, strangers: int, draft_forward: float) -> None:
         """Plan a step for everybody, beside so many sequences that never draft."""
-        if self.sequences < 2:
+        if self.sequences < 2 or (self.sequences < A_FEW and self.step % SELDOM and not self._came):
             return
         members = list(self._members)
         prospects = [one.prospects() for one in members]
+        if not any(each.copied or each.drafted for each in prospects):
+            for one in members:
+                self.wish_for(one, Wish())
+            return
         copied_BK = as_table([each.copied for each in prospects])
         drafted_BK = as_table([each.drafted for each in prospects])
         found = best_together(
