@@ -184,6 +184,10 @@ class LeanBackbone(SlottedBackbone):
         return Slots(shape, self.dtype, self.device)
 
     @property
+    def moves_rows(self) -> bool:
+        return self._native is not None
+
+    @property
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
         matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]

@@ -365,7 +365,7 @@ class NativeForward:
 
     def __call__(self, batch: Batch, slots: Slots) -> Tensor:
         rows, reads, threads = len(batch.slots), len(batch.reads), torch.get_num_threads()
-        seen = max(segment.end for segment in batch.segments)
+        seen = batch.longest
         model = byref(self._model)
         needed = self._functions.forward_memory(model, max(rows, reads), seen, threads)
         if needed > len(self._memory):
