@@ -118,8 +118,8 @@ def test_rows_that_do_not_move_write_another_text(monkeypatch):
     assert wrong.token_ids != right.token_ids
 
 
-def test_large_models_write_token_by_token(monkeypatch):
+def test_large_models_write_token_by_token():
     m, _ = pair()
     assert m.host.at_once == continuation.MOST_TOKENS
-    monkeypatch.setattr(type(m.backbone), "weight_bytes", 10**9)
+    m.backbone.weight_bytes = 10**9
     assert m.host.at_once == 1

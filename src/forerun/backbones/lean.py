@@ -187,7 +187,7 @@ class LeanBackbone(SlottedBackbone):
     def moves_rows(self) -> bool:
         return self._native is not None
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
         matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
