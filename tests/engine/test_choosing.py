@@ -34,12 +34,9 @@ def test_it_loses_next_to_nothing_whatever_is_accepted(simulated, name, machine)
 
 def test_a_full_batch_pays_for_no_drafts_that_nobody_accepts(simulated):
     """A batch that fills from 1 to 16: the host's work for each draft costs more than it brings."""
-    scene = simulated.Scene("fills", simulated.Writer(48).traps(24), 16, 2)
-    plain = simulated.Player(scene, simulated.GPU).seconds(("ar", {}))
-    player = simulated.Player(scene, simulated.GPU)
-    first, again = (player.seconds(("auto", {})) for _ in range(2))
-    assert first <= plain / OF_BEST, "at first it finds out what drafts cost the host"
-    assert again <= plain / OF_PLAIN
+    scene = simulated.Scene("fills", simulated.Writer(48, varied=True).traps(32), 16, 1)
+    row = simulated.simulate(scene, simulated.GPU, [("ar", {})])
+    assert row.of_plain >= OF_PLAIN, row
 
 
 def test_a_stream_waits_at_most_twice_its_usual_step_beside_a_long_prompt(simulated):
