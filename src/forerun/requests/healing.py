@@ -1,18 +1,21 @@
-"""Where a request's prompt is healed, and what becomes of its sequence."""
+"""Where a request's prompt or its holes are healed, and what becomes of its sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from forerun.constraints.base import BITS, Constraint
-from forerun.constraints.healing import Healing, healing_of
+from forerun.constraints.healing import Healing, TokenIndex, healing_of, token_index
+from forerun.constraints.holes import Hole
 from forerun.constraints.left_to_right import LeftToRight
 from forerun.methods.healing import Healed
 from forerun.options import Sampling
 from forerun.requests.model import DecodableModel
 from forerun.requests.prompts import Tokenised
+from forerun.sequence.canvas import BLANK
 from forerun.sequence.logprobs import TokenLogprob
 
 
@@ -27,6 +30,78 @@ def healing_of_prompt(
     if found is None or len(found.kept) + len(found.rest) > longest:
         return None
     return found
+
+
+class OpenHole(NamedTuple):
+    """Places [start, end) of a canvas that are blank: a hole, and the tokens beside it that are
+    chosen anew."""
+
+    start: int
+    end: int
+    tokens: TokenIndex
+    before: Healing | None  # of the text that ends where the hole begins
+    after: Healing | None  # of the text that begins where it ends, backward
+
+    @property
+    def borders(self) -> list[tuple[Healing, int, int]]:
+        """What is healed, where its first token stands, and the step from there to the next."""
+        found = [(self.before, self.start, 1), (self.after, self.end - 1, -1)]
+        return [(healing, first, step) for healing, first, step in found if healing is not None]
+
+    @property
+    def size(self) -> int:
+        """How many blanks there are beyond those of tokens that were taken back."""
+        return self.end - self.start - sum(len(one.taken) for one, _, _ in self.borders)
+
+    def fill(self, canvas: np.ndarray) -> tuple[bytes, list[int]]:
+        """What is written into the hole, and the tokens that write some of it."""
+        tokens = [int(token) for token in canvas[self.start : self.end] if token != BLANK]
+        said = b""
+        ends = []
+        for token in tokens:
+            said += self.tokens.spelled(token)
+            ends.append(len(said))
+        first = len(self.before.rest) if self.before else 0
+        last = len(said) - (len(self.after.rest) if self.after else 0)
+        spans = zip(tokens, [0, *ends], ends)
+        inside = [token for token, start, end in spans if end > first and start < last]
+        return said[first:last], inside
+
+
+def open_holes(
+    model: DecodableModel,
+    sampling: Sampling,
+    pieces: Sequence[Sequence[int]],
+    holes: Sequence[Hole],
+) -> list[OpenHole | None]:
+    """The holes of a text, each with what is healed beside it; None where nothing is: token ids are
+    taken as they are, and a hole that must hold something holds it in tokens of its own."""
+    found: list[OpenHole | None] = []
+    taken = 0  # by the hole before, of the text between
+    kept = sum(map(len, pieces))
+    for hole, left, right in zip(holes, pieces, pieces[1:]):
+        heals = sampling.heal and hole.spec is None
+        before = _border(model, left, taken) if heals else None
+        after = _border(model, right, 0, backward=True) if heals else None
+        start = hole.start - (len(before.taken) if before else 0)
+        end = hole.end + (len(after.taken) if after else 0)
+        kept -= end - start - (hole.end - hole.start)
+        taken = end - hole.end
+        opened = None
+        if model.vocabulary is not None and (before or after):
+            opened = OpenHole(start, end, token_index(model.vocabulary), before, after)
+        found.append(opened)
+    if model.family.needs_prompt and not kept:  # it must see something from the first question on
+        return [None] * len(found)
+    return found
+
+
+def _border(
+    model: DecodableModel, piece: Sequence[int], least: int, backward: bool = False
+) -> Healing | None:
+    if not isinstance(piece, Tokenised) or model.vocabulary is None:
+        return None
+    return healing_of(model.vocabulary, piece, least, backward)
 
 
 def said_before(
