@@ -673,6 +673,7 @@ class Model:
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
         allowed_tokens: Sequence[int] | None = None,
+        heal: bool = True,
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
@@ -689,6 +690,9 @@ class Model:
         Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or a list
         of any of these. One `Infilled` each; with n above 1, the n best or n samples. The arguments
         are those of `generate`, less those that say where a text ends.
+
+        With `heal`, tokens beside a hole are chosen anew, as the text may be cut inside a token:
+        the bytes that are given stay.
 
         `regex`, `choices` or `schema` say what every hole must hold. `holes` says it one by one:
         [{"choices": ["left", "right"]}, {"regex": "[0-9]+"}, None].

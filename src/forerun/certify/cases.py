@@ -202,7 +202,7 @@ def canvas_cases(name: str) -> list[Case]:
 SYLLABLES = (b"a", b"b", b"ab", b"aba")
 ENDINGS: list[Prompt] = [[0, 2], [1, 0, 1], [0, 3]]
 # The same around holes: what stands before, what stands behind, and both.
-BORDERS: list[Prompt] = [[1, 0, None], [None, 1], [0, None, 1]]
+BORDERS: list[Prompt] = [[2, None], [None, 1, 0], [0, None, 1]]
 HEALED: list[Options] = [
     {"temperature": 1.0},
     {"temperature": 0.0, "logit_bias": {3: 0.8}},

@@ -92,15 +92,20 @@ def token_index(vocabulary: Vocabulary, backward: bool = False) -> TokenIndex:
     )
 
 
+def known_tokens(vocabulary: Vocabulary) -> TokenIndex | None:
+    """The index of a model's tokens, if it is known what each of them writes."""
+    try:
+        return token_index(vocabulary)
+    except NotAble:
+        return None
+
+
 def encode_inside(vocabulary: Vocabulary, text: str) -> list[int]:
     """A text as the tokenizer writes it behind other text: many put a space before what they take
     for a beginning. Where that cannot be found out, as it writes it alone."""
     alone = vocabulary.encode(text)
-    try:
-        index = token_index(vocabulary)
-    except NotAble:
-        return alone
-    if _ending(index, alone, text) == alone:
+    index = known_tokens(vocabulary)
+    if index is None or _ending(index, alone, text) == alone:
         return alone
     for anchor in ANCHORS:
         found = _ending(index, vocabulary.encode(anchor + text), text)
@@ -165,10 +170,9 @@ def healing_of(
 ) -> Healing | None:
     """How the end of a text is healed, `least` tokens being kept in any case; None where nothing
     is to be healed, or what tokens write is not known. `backward`, how its beginning is."""
-    try:
-        index = token_index(vocabulary, backward)
-    except NotAble:
+    if known_tokens(vocabulary) is None:
         return None
+    index = token_index(vocabulary, backward)
     if backward:
         ids = ids[::-1]
     point = _healing_point(index, ids, least)

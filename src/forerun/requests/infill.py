@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.constraints.healing import encode_inside
+from forerun.constraints.healing import TokenIndex, encode_inside, known_tokens
 from forerun.constraints.holes import Hole
 from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
@@ -374,8 +374,8 @@ class Infilling:
         if not job.begun:
             return "", []
         said, ids = opened.fill(canvas)
-        if opened.before is None and ids and opened.start == 0:
-            said = said[_dropped_at_start(self.model, ids[0], said) :]
+        if opened.before is None and not writes(opened.tokens, canvas[: opened.start]):
+            said = without_first_space(self.model, opened.tokens, ids, said)
         return said.decode(errors="replace"), ids
 
     def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
@@ -392,19 +392,36 @@ def _density_per_token(result: Infilled, job: Job) -> float:
     return logprob / max(1, len(job.seq.output) + len(job.respelled))
 
 
-def _dropped_at_start(model: DecodableModel, token: int, said: bytes) -> int:
-    """How many bytes of a text a tokenizer drops where it is the very beginning: maybe a space."""
-    return int(said.startswith(b" ") and not model.decode([token]).startswith(" "))
-
-
 def decode_after(model: DecodableModel, before: np.ndarray, ids: Sequence[int]) -> str:
     """The text of some tokens where they stand: tokenizers may drop a space at the very start."""
+    index = None if model.vocabulary is None else known_tokens(model.vocabulary)
+    if index is not None:
+        said = b"".join(map(index.spelled, ids))
+        if not writes(index, before):
+            said = without_first_space(model, index, ids, said)
+        return said.decode(errors="replace")
     if not len(before) or before[-1] == BLANK:
         return model.decode(ids)
     left = [int(before[-1])]
     alone = model.decode(left)
     together = model.decode([*left, *ids])
     return together[len(alone) :] if together.startswith(alone) else model.decode(ids)
+
+
+def writes(index: TokenIndex, tokens: np.ndarray) -> bool:
+    """Do some tokens write anything?"""
+    return any(index.spelled(int(token)) for token in tokens)
+
+
+def without_first_space(
+    model: DecodableModel, index: TokenIndex, ids: Sequence[int], said: bytes
+) -> bytes:
+    """What tokens say at the very beginning of a text, where many tokenizers drop a space."""
+    if not said.startswith(b" "):
+        return said
+    first = index.spelled(ids[0])
+    dropped = model.decode(ids[:1]).encode() == first[1:]
+    return said[1:] if dropped else said
 
 
 def check_infill(model: DecodableModel, options: Mapping[str, Any]) -> None:
