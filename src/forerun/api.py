@@ -42,7 +42,7 @@ from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
 from forerun.registry import Method, family_for
 from forerun.requests.chat import Chat
-from forerun.requests.healing import healing_of_prompt
+from forerun.requests.healing import healing_of_prompt, text_before
 from forerun.requests.infill import (
     Infilled,
     Infilling,
@@ -617,6 +617,7 @@ class Model:
         assert not isinstance(ids, ForerunError), "raised"
         longest = self.context if draft_model is None else min(self.context, draft_model.context)
         healing = healing_of_prompt(self, request.sampling, ids, longest - canvas.count(BLANK))
+        before = text_before(self, ids, healing)
         return [
             Job(
                 self,
@@ -626,6 +627,7 @@ class Model:
                 sample=sample,
                 streams=streams,
                 healing=healing,
+                before=before,
             )
             for sample in range(request.sampling.n)
         ]

@@ -123,3 +123,19 @@ def test_it_is_a_flag_for_holes_too():
     assert not plain["text"].startswith("import numpy")
     with pytest.raises(BadOption, match="heal='no' must be True or False"):
         forerun.load("zoo:any-subset").infill("a<|fill:1|>", heal="no")
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never", "legacy"])
+def test_a_space_behind_a_text_is_written(scheme):
+    """Tokenizers drop one where they take tokens for a beginning; behind a prompt they are none."""
+    tokenizer = sentence_tokenizer(scheme)
+    spaced, longer = tokenizer.convert_tokens_to_ids(["▁b", "▁def"])
+    with built("llama", tokenizer) as model:
+        options = dict(max_tokens=2, logit_bias={spaced: 50.0}, allowed_tokens=[spaced, longer])
+        for prompt in ("(a:", "é", "x", "(:\n", "x de"):
+            for heal in (True, False):
+                found = model.generate(prompt, heal=heal, **options)
+                assert model.decode([*found.prompt_ids, *found.token_ids]) == prompt + found.text
+                assert found.text.endswith(" b")
+                pieces = model.stream(prompt, heal=heal, **options)
+                assert "".join(pieces) == found.text

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.constraints.base import BITS, Constraint
-from forerun.constraints.healing import Healing, TokenIndex, healing_of, token_index
+from forerun.constraints.healing import Healing, TokenIndex, healing_of, known_tokens, token_index
 from forerun.constraints.holes import Hole
 from forerun.constraints.left_to_right import LeftToRight
 from forerun.methods.healing import Healed
 from forerun.options import Sampling
+from forerun.requests.detokenizer import LONGEST_CHARACTER, REPLACEMENT
 from forerun.requests.model import DecodableModel
 from forerun.requests.prompts import Tokenised
 from forerun.sequence.canvas import BLANK
@@ -104,13 +105,55 @@ def _border(
     return healing_of(model.vocabulary, piece, least, backward)
 
 
+def drops_first_space(model: DecodableModel) -> bool:
+    """Does the tokenizer drop a space where it takes tokens for the beginning of a text?"""
+    if model.vocabulary is None:
+        return False
+    index = known_tokens(model.vocabulary)
+    if index is None:
+        return False
+
+    def tried() -> bool:
+        spaced = [*index.writing(b" "), *index.beyond(b" ")][:1]
+        return any(model.decode([int(t)]).encode() == index.spelled(t)[1:] for t in spaced)
+
+    return model.vocabulary.once(drops_first_space, tried)
+
+
+def text_before(
+    model: DecodableModel, ids: Sequence[int], healing: Healing | None
+) -> tuple[list[int], str]:
+    """The last tokens of the text that what is generated, or healed, follows, and what they say;
+    none where the tokenizer need not see them: it drops no space, or token ids were given."""
+    if not isinstance(ids, Tokenised) or not drops_first_space(model):
+        return [], ""
+    text: Sequence[int] = ids if healing is None else healing.kept
+    if ids.text is not None:
+        text = ids.text
+    for count in range(1, min(len(text), LONGEST_CHARACTER) + 1):
+        last = list(text[-count:])
+        said = model.decode(last)
+        if said and REPLACEMENT not in said:
+            return last, said
+    return [], ""
+
+
 def said_before(
-    model: DecodableModel, healing: Healing, tokens: Sequence[int]
+    model: DecodableModel,
+    healing: Healing,
+    tokens: Sequence[int],
+    before: tuple[Sequence[int], str],
 ) -> tuple[list[int], str]:
     """The tokens that the output follows, from before the healing point on, and what the prompt
     says there. A token that goes beyond it is not among them."""
-    before = healing.kept[-1:]
-    return [*before, *tokens], model.decode(before) + healing.rest.decode()
+    kept, said = before
+    if not kept:
+        kept = healing.kept[-1:]
+        said = model.decode(kept)
+    rest = healing.rest
+    if not said and rest.startswith(b" ") and drops_first_space(model):
+        rest = rest[1:]
+    return [*kept, *tokens], said + rest.decode()
 
 
 def respelled(healing: Healing, healed: Healed, tokens: Sequence[int]) -> list[TokenLogprob]:

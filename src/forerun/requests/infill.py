@@ -23,7 +23,7 @@ from forerun.drafters.base import Drafter
 from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.masked import CanvasFiller
-from forerun.requests.healing import OpenHole, open_holes
+from forerun.requests.healing import OpenHole, drops_first_space, open_holes
 from forerun.requests.holes import fitting_sizes, hole_specs, said_sizes
 from forerun.requests.jobs import Job, failed_result
 from forerun.requests.model import DecodableModel
@@ -375,7 +375,7 @@ class Infilling:
             return "", []
         said, ids = opened.fill(canvas)
         if opened.before is None and not writes(opened.tokens, canvas[: opened.start]):
-            said = without_first_space(self.model, opened.tokens, ids, said)
+            said = said.removeprefix(first_space(self.model))
         return said.decode(errors="replace"), ids
 
     def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
@@ -398,7 +398,7 @@ def decode_after(model: DecodableModel, before: np.ndarray, ids: Sequence[int]) 
     if index is not None:
         said = b"".join(map(index.spelled, ids))
         if not writes(index, before):
-            said = without_first_space(model, index, ids, said)
+            said = said.removeprefix(first_space(model))
         return said.decode(errors="replace")
     if not len(before) or before[-1] == BLANK:
         return model.decode(ids)
@@ -408,20 +408,14 @@ def decode_after(model: DecodableModel, before: np.ndarray, ids: Sequence[int]) 
     return together[len(alone) :] if together.startswith(alone) else model.decode(ids)
 
 
+def first_space(model: DecodableModel) -> bytes:
+    """What the tokenizer drops at the very beginning of a text."""
+    return b" " if drops_first_space(model) else b""
+
+
 def writes(index: TokenIndex, tokens: np.ndarray) -> bool:
     """Do some tokens write anything?"""
     return any(index.spelled(int(token)) for token in tokens)
-
-
-def without_first_space(
-    model: DecodableModel, index: TokenIndex, ids: Sequence[int], said: bytes
-) -> bytes:
-    """What tokens say at the very beginning of a text, where many tokenizers drop a space."""
-    if not said.startswith(b" "):
-        return said
-    first = index.spelled(ids[0])
-    dropped = model.decode(ids[:1]).encode() == first[1:]
-    return said[1:] if dropped else said
 
 
 def check_infill(model: DecodableModel, options: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ class Job:
 
     `sample` numbers the samples of one prompt. With `streams`, text is made as tokens come.
     `forbidden` tokens are never written. `holes` say what must be in them, `opened` which of them
-    are healed.
+    are healed. `before` is what the output follows, as `text_before` has it.
     """
 
     def __init__(  # noqa: PLR0913 - most of them are keywords
@@ -70,6 +70,7 @@ class Job:
         holes: Sequence[Hole] = (),
         healing: Healing | None = None,
         opened: Sequence[OpenHole] = (),
+        before: tuple[Sequence[int], str] = ((), ""),
     ):
         self.model = model
         self.request = request
@@ -86,12 +87,13 @@ class Job:
         self.streams = streams
         self.stopped_by: str | int | None = None
         self.first_token_at: float | None = None
-        self._spoken: tuple[Sequence[int], str] = ((), "")  # what the output follows
+        self._spoken = before  # what the output follows
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
         self.detokenizer: Detokenizer | None = None
         if streams or sampling.stop:
             self.detokenizer = Detokenizer(model.decode, sampling.stop)
+            self.detokenizer.begin_after(*self._spoken)
         history = TokenHistory(
             sampling,
             np.asarray(self.prompt, np.int64),
@@ -200,7 +202,7 @@ class Job:
         self.seq.history.begin(np.asarray(self.prompt, np.int64))
         self.seq.begin([*self.prompt, *[BLANK] * room])
         self.begun = True
-        self._spoken = said_before(self.model, healing, tokens)
+        self._spoken = said_before(self.model, healing, tokens, self._spoken)
         if self.detokenizer is not None:
             self.detokenizer.begin_after(*self._spoken)
 

@@ -60,14 +60,16 @@ def fim_prompt(
     before = encode(model, prefix, special=False) if prefix else []
     after = encode_inside(vocabulary, suffix) if suffix else []
     if tokens.middle is None:
-        ids = [*opening, tokens.suffix, *after, tokens.prefix, *before]
+        ids = Tokenised([*opening, tokens.suffix, *after, tokens.prefix, *before])
     else:
         healing = healing_of(vocabulary, before, 0) if heal else None
         kept = before if healing is None else healing.kept
         taken = [] if healing is None else healing.taken
-        ids = [*opening, tokens.prefix, *kept, tokens.suffix, *after, tokens.middle, *taken]
+        prompt = [*opening, tokens.prefix, *kept, tokens.suffix, *after, tokens.middle, *taken]
+        ids = Tokenised(prompt)
+        ids.text = kept
     check_ids(ids, model)
-    return Tokenised(ids)
+    return ids
 
 
 def opening_ids(model: Model) -> list[int]:
