@@ -9,7 +9,7 @@ from forerun.checkpoints import tiny
 from forerun.constraints.spelling import spelling_of
 from forerun.errors import BadOption
 from forerun.requests.infill import parse_text
-from tests.helpers import byte_tokenizer, run, sentence_tokenizer
+from tests.helpers import byte_tokenizer, run, sentence_tokenizer, stepped
 
 TEXTS = [
     "def a(a<|fill:2|>ab):\n  ab",
@@ -105,6 +105,16 @@ def test_a_hole_that_must_hold_something_is_not_healed(zoo):
     found = zoo.infill(text, holes=[{"choices": ["mpy"]}, None])
     assert found.fills[0] == "mpy" and found.text.startswith("x = numpy; y = nu")
     assert zoo.decode(found.token_ids) == found.text
+
+
+def test_what_is_cancelled_before_it_is_healed_has_what_was_given():
+    with built("any-subset", byte_tokenizer(["a b"])) as model:
+        jobs = stepped(model).submit_infill("xa<|fill:2|>y")
+        jobs.cancel()
+        [found] = jobs.results()
+        assert found.finish_reason == "cancelled" and list(found.fills) == [""]
+        assert found.text == model.decode(found.token_ids) == "xay"
+        assert found.logprob is None
 
 
 def test_a_model_that_must_see_something_is_left_something():

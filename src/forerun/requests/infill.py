@@ -343,7 +343,8 @@ class Infilling:
         self, job: Job, lengths: Sequence[int], opened: Sequence[OpenHole | None]
     ) -> Infilled:
         result = job.result()
-        canvas = job.seq.tokens
+        # Before the borders stand, the text is what was given.
+        canvas = job.seq.tokens.tolist() if job.begun else job.prompt
         fill_ids = []
         fills = []
         for hole, open_hole in zip(self._holes(lengths), opened):
@@ -361,7 +362,7 @@ class Infilling:
             "parsed": self._parsed(job, fills),
             "logprobs": result.logprobs if self.shows_logprobs else None,
             "text": "".join(itertools.chain.from_iterable(parts)),
-            "token_ids": [int(token) for token in canvas if token != BLANK],
+            "token_ids": [token for token in canvas if token != BLANK],
         }
         return Infilled(**fields, fills=fills, fill_ids=fill_ids, given=given, logprob=logprob)
 
