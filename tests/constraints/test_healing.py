@@ -9,7 +9,14 @@ from forerun.backbones.table import TableBackbone
 from forerun.certify.cases import SYLLABLES, healed_cases
 from forerun.certify.enumeration import canvas_reading, certify_case, method_law
 from forerun.certify.reference import context
-from forerun.constraints.healing import Healing, TokenIndex, encode_inside, healing_of
+from forerun.checkpoints.tokenizers import with_white_space
+from forerun.constraints.healing import (
+    Healing,
+    TokenIndex,
+    encode_inside,
+    healing_of,
+    known_tokens,
+)
 from forerun.constraints.spelling import spelling_of
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.families.masked import Masked
@@ -282,3 +289,14 @@ def _of_another_spelling(monkeypatch):
 def test_planted_mistakes_around_holes_are_caught(method, plant, monkeypatch):
     plant(monkeypatch)
     assert any(caught(around(prompt, method)) for prompt in ([2, None], [None, 1, 0]))
+
+
+def test_nothing_is_healed_where_tokens_write_other_things_than_their_names():
+    """XLNet's tokenizer has tokens for white space, after which words begin without a space."""
+    tokenizer = with_white_space(sentence_tokenizer("legacy"))
+    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    assert known_tokens(vocabulary) is None
+    assert healing_of(vocabulary, tokenizer("de").input_ids, 0) is None
+    plain = sentence_tokenizer("legacy")
+    plain.add_tokens(["<cls>"])
+    assert known_tokens(Vocabulary(len(plain), plain)) is not None

@@ -28,6 +28,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from forerun.errors import NotAble
 
 MOST_BACK = 4  # tokens that may be taken back
 MOST_SPELLINGS = 32
+MOST_TRIED = 64  # added tokens, to see what they write
 NONE = np.zeros(0, np.int64)
 WINDOW = 8  # tokens beyond the healing point that the tokenizer is shown again
 # Before a text that stands inside another, where the tokenizer takes it for a beginning. One is
@@ -93,11 +95,26 @@ def token_index(vocabulary: Vocabulary, backward: bool = False) -> TokenIndex:
 
 
 def known_tokens(vocabulary: Vocabulary) -> TokenIndex | None:
-    """The index of a model's tokens, if it is known what each of them writes."""
+    """The index of a model's tokens, if it is known what each writes, wherever it stands."""
     try:
-        return token_index(vocabulary)
+        index = token_index(vocabulary)
     except NotAble:
         return None
+    plain = vocabulary.once(known_tokens, lambda: _writes_plainly(vocabulary.tokenizer))
+    return index if plain else None
+
+
+def _writes_plainly(tokenizer: Any) -> bool:
+    """Do added tokens write themselves between words? Some tokenizers make white space of them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    names = {token: str(one) for token, one in added.items() if not one.special}
+    words = tokenizer("a", add_special_tokens=False).input_ids if names else []
+    for token in [*names][:MOST_TRIED]:
+        ids = [*words, token, *words]
+        said = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if names[token] not in said:
+            return False
+    return True
 
 
 def encode_inside(vocabulary: Vocabulary, text: str) -> list[int]:
