@@ -59,6 +59,7 @@ class BatchChooser:
         self._account = account
         self._seen = Prospects()  # at the last look
         self._drafted = False  # in the last step
+        self._plain = 0  # choices in a row that nobody drafts
         self._waited = False  # for a step that nothing is begun behind
         self._choices = 0
         self._looks = 0  # steps in which a draft might have paid
@@ -72,6 +73,11 @@ class BatchChooser:
     def leave(self) -> None:
         """The sequence is over."""
         self._company.leave(self)
+
+    @property
+    def is_settled(self) -> bool:
+        """Has nobody drafted for so long that several tokens may be written without a choice?"""
+        return self._plain > self.costs.at_once
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
@@ -226,6 +232,7 @@ class BatchChooser:
         else:
             self._waited = False
         self._drafted = bet.k > 0
+        self._plain = 0 if bet.k else self._plain + 1
         name = "none"
         if bet.offer is not None:
             name = bet.offer.name

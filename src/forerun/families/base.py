@@ -187,14 +187,14 @@ class ChainScorer(ModelHandle):
         [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
 
-    async def write(self, seq: Canvas) -> list[int]:
-        """The next token, drawn from its law: x ~ p(. | text). Or the next few, where several cost
-        one launch and nobody looks at what is between them."""
-        at_once = self._several(seq)
-        if at_once is None:
+    async def write(self, seq: Canvas, at_once: bool = True) -> list[int]:
+        """The next token, drawn from its law: x ~ p(. | text). Or the next few `at_once`, where
+        several cost one launch and nobody looks at what is between them."""
+        several = self._several(seq) if at_once else None
+        if several is None:
             law_V = await self.next_law(seq)
         else:
-            answer = await at_once
+            answer = await several
             if isinstance(answer, Written):
                 return answer.tokens
             law_V = answer[0][0]
