@@ -43,6 +43,11 @@ class Chooser(Protocol):
         """Who drafts how many tokens in the next step, at most so many; None: nobody."""
         ...
 
+    @property
+    def is_settled(self) -> bool:
+        """Has nobody drafted for so long that several tokens may be written without a choice?"""
+        ...
+
     def leave(self) -> None:
         """The sequence is over."""
         ...
