@@ -170,7 +170,9 @@ def llama_write(llama: Any, prompt: Sequence[int]) -> None:
         next(stream)
 
 
-def their_speeds(file: str, dtype: torch.dtype, prompt: Sequence[int]) -> dict[str, float]:
+def their_speeds(
+    file: str, dtype: torch.dtype, prompt: Sequence[int], compiled: bool = False
+) -> dict[str, float]:
     from forerun.checkpoints import resolve
 
     network: Any = resolve.load_network(file, CPU, torch.float32)
@@ -188,6 +190,12 @@ def their_speeds(file: str, dtype: torch.dtype, prompt: Sequence[int]) -> dict[s
             do_sample=False,
         )
 
+    if compiled:
+        network.generation_config.cache_implementation = "static"
+        network.forward = torch.compile(network.forward)
+        for batch in (1, 8):  # what is measured is compiled before
+            write(1, batch)
+            write(1 + TOKENS, batch)
     return speeds(write)
 
 
@@ -239,6 +247,7 @@ def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
         contestants["llama.cpp, the file's 4 bits"] = lambda: llama_speeds(file, prompt)
     contestants["transformers float32"] = lambda: their_speeds(file, torch.float32, prompt)
     contestants["transformers bfloat16"] = lambda: their_speeds(file, torch.bfloat16, prompt)
+    contestants["transformers compiled"] = lambda: their_speeds(file, torch.float32, prompt, True)
     for quantize in KINDS:
         contestants[name_of(quantize)] = lambda q=quantize: speeds_of_load(file, q, prompt)
     found = {}

@@ -147,6 +147,14 @@ class TestPrograms:
         assert found == {"pass@1": 1, "alone": 0}
         assert examiner.ran[0] == "def add(a, b): ...\n"
 
+    def test_other_words_ask_for_the_same_function(self, tmp_path):
+        [plain] = items_of("humaneval", written(tmp_path, FUNCTION))
+        [item] = items_of("humaneval-qwen", written(tmp_path, FUNCTION))
+        system, asked = item.ask.chat
+        assert system["role"] == "system" and FUNCTION["prompt"].strip() in asked["content"]
+        assert item.ask.opening == "```python\n" and "\n#" in item.ask.chat_stop
+        assert item.facts == plain.facts and item.ask.prompt == plain.ask.prompt
+
     @pytest.mark.parametrize("body, passes", [("return a + b", 1), ("return a - b", 0)])
     def test_programs_really_run(self, tmp_path, body, passes):
         examiner = SandboxExaminer(allow_code=True)

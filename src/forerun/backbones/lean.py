@@ -34,6 +34,7 @@ from forerun.backbones.native import (
     NativeShape,
     native_product,
     native_product_of,
+    runs_floats,
 )
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
@@ -114,7 +115,12 @@ class LeanBackbone(SlottedBackbone):
     gives_features = True
 
     def __init__(
-        self, model: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
+        self,
+        model: PreTrainedModel,
+        vocab: int,
+        context: int,
+        quantize: str | None = None,
+        as_tensors: bool = False,  # matrices, for those who train
     ):
         config: Any = model.config
         self.vocab = vocab
@@ -138,15 +144,17 @@ class LeanBackbone(SlottedBackbone):
         self.quantize = quantize or (codes[0].bits if codes else None)
         packs = packs_on(self.device)
         self._packed = self.quantize is not None and packs
-        by_products = self.quantize is not None and not packs
+        in_cpp = not as_tensors and self.device.type == "cpu" and runs_floats(self.dtype)
+        by_products = in_cpp if self.quantize is None else not packs
         if by_products:
             self.capturable = False
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
-        take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype)
+        self.tied = head.weight is base.embed_tokens.weight
+        take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype, in_cpp)
         self.head: Matrix = take_head.matrix([_rows(_weight(head), vocab)])
-        take = _Taker(quantize, packs, self.dtype)
-        # No kernel looks into a model quantised for a CPU: its heads may lie as its forward likes.
+        take = _Taker(quantize, packs, self.dtype, in_cpp)
+        # No kernel looks into products of a CPU: heads may lie as its forward likes.
         paired = self.head_dim if by_products else None
         self.stack = [_take_layer(layer, take, paired) for layer in base.layers]
         self.kinds = {**take.kinds, **{f"head {k}": v for k, v in take_head.kinds.items()}}
@@ -171,11 +179,15 @@ class LeanBackbone(SlottedBackbone):
             key_heads=self.key_heads,
             head_dim=self.head_dim,
             pages=pages,
-            joined=self.quantize is not None and not self._packed,
+            joined=self._turns_CD is not None,
         )
         return Slots(shape, self.dtype, self.device)
 
     @property
+    def moves_rows(self) -> bool:
+        return self._native is not None
+
+    @cached_property
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
         matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
@@ -193,7 +205,7 @@ class LeanBackbone(SlottedBackbone):
         return self._threads.run(len(batch.slots), partial(run, batch, slots))
 
     def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
-        if self._native is not None and not slots.features:
+        if self._native is not None:
             return self._native(batch, slots)
         x_TE = F.embedding(batch.tokens_T, self.embed)
         turns: Rotation | PairRotation
@@ -325,10 +337,11 @@ class _Taker:
     """Takes matrices over: as floats in the layout, or quantised in the kind of product, that is
     fastest here."""
 
-    def __init__(self, quantize: str | None, packs: bool, dtype: torch.dtype):
+    def __init__(self, quantize: str | None, packs: bool, dtype: torch.dtype, in_cpp: bool):
         self._quantize = quantize
         self._packs = packs
         self._dtype = dtype
+        self._in_cpp = in_cpp  # floats, too
         self.kinds: dict[str, str] = {}  # of product, by shape
 
     def matrix(self, weights: list[Tensor | Quantised], bias: Tensor | None = None) -> Matrix:
@@ -369,6 +382,9 @@ class _Taker:
             made = packed(weight_OI, self._quantize)
             if made is not None:
                 return "packed", made
+        product = native_product(weight_OI, bias, None) if self._in_cpp else None
+        if product is not None:
+            return "native", product
         layout = layout_for(weight_OI, this_machine())
         return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
 

@@ -100,7 +100,7 @@ def what_runs() -> Facts:
     return {
         "models": [row.model for row in model_rows() if row.here],
         "GGUF files": reads_gguf(),
-        "quantised products in C++": compiled().words,
+        "forwards in C++": compiled().words,
         **{kind: registry.names(kind) for kind in registry.BUILT_IN},
     }
 

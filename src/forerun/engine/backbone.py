@@ -72,7 +72,8 @@ class Backbone(Protocol[SlotStorage]):
     # to be used, even where others are faster?
     has_fixed_kernels: bool
     deterministic: bool
-    # It may also have `step_costs`, seconds of a step by rows: then they are not measured.
+    # It may also have `step_costs`, seconds of a step by rows: then they are not measured. And
+    # `moves_rows`, if its forward takes `MovingRows`: then it writes several tokens in one step.
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""

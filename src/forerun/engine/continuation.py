@@ -3,7 +3,8 @@
 What the next row will be is arithmetic on what was drawn: the token, one position on, in the next
 slot. So a program runs the forward, draws, moves its rows on by one and begins again, without a
 word from the host, which gets all tokens at the end. It is captured as forwards are, and checked
-once against forwards that are run one by one.
+once against forwards that are run one by one. On a CPU there is nothing to capture: rows are moved
+on where they lie, and what the engine does between two steps is left out.
 
 Drafts are written so, and plain text of models so small that the host takes longer than they do.
 """
@@ -31,7 +32,8 @@ from forerun.engine.graphs import (
     warn_not_captured,
 )
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, Tiles
+from forerun.engine.pack import Batch, MovingRows, Tiles
+from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
 from forerun.probability.logits import Warp, warp_columns
@@ -51,6 +53,8 @@ LAUNCH_SECONDS = 1.2e-2
 LEAST_TOKENS = 8  # fewer are written faster one by one, each begun before the last is known
 SECONDS_PER_LAYER = 2e-5  # of a forward of few rows, as on an H200, and per parameter
 SECONDS_PER_PARAMETER = 1e-12
+LAUNCH_SECONDS_ON_CPU = 2.5e-2
+BYTES_PER_SECOND_ON_CPU = 2e10
 ASKED_BEFORE = 4  # times that a size is met before it is worth a capture
 
 
@@ -72,20 +76,32 @@ class Continuations:
         self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
         self._pool: PoolHandle | None = None
         self._works = True
+        self.wrote = 0  # tokens for each, in the last launch
         self._asked: Counter[ProgramSize] = Counter()
 
     @property
     def at_once(self) -> int:
         """Tokens of plain text that are best written in one launch."""
-        if not self._works or not self._host.runner.capture_enabled:
+        if not self._can:
             return 1
-        backbone = self._host.backbone
-        layers = getattr(backbone, "layers", 1)
-        forward = layers * SECONDS_PER_LAYER + backbone.cost * SECONDS_PER_PARAMETER
         tokens = 1
-        while 2 * tokens <= min(LAUNCH_SECONDS / forward, MOST_TOKENS):
+        while 2 * tokens <= min(self._forwards_in_a_launch, MOST_TOKENS):
             tokens *= 2
         return tokens if tokens >= LEAST_TOKENS else 1
+
+    @property
+    def _can(self) -> bool:
+        runner = self._host.runner
+        return self._works and (runner.capture_enabled or runner.moves_rows)
+
+    @property
+    def _forwards_in_a_launch(self) -> float:
+        backbone = self._host.backbone
+        if self._host.runner.moves_rows:
+            size = getattr(backbone, "weight_bytes", backbone.cost * backbone.dtype.itemsize)
+            return LAUNCH_SECONDS_ON_CPU * BYTES_PER_SECOND_ON_CPU / size
+        layers = getattr(backbone, "layers", 1)
+        return LAUNCH_SECONDS / (layers * SECONDS_PER_LAYER + backbone.cost * SECONDS_PER_PARAMETER)
 
     def forget(self) -> None:
         """Capture anew what is met again: a forward has something more to do."""
@@ -95,7 +111,7 @@ class Continuations:
     def can_write(self, end: int, tokens: int) -> bool:
         """Is there room for so many tokens after a text that ends there?"""
         host = self._host
-        if not self._works or not host.runner.capture_enabled:
+        if not self._can:
             return False
         return tokens <= MOST_TOKENS and end + tokens <= min(host.room, host.backbone.context)
 
@@ -115,6 +131,7 @@ class Continuations:
         if written is None:
             return None
         drawn = written.tokens()
+        self.wrote = len(drawn[0])
         for one, lane, row in zip(asked, lanes, drawn):
             stored = one.plan.stored
             rows = causal_rows(one.plan.rows[TOKEN], [max(token, 0) for token in row[:-1]])
@@ -125,6 +142,10 @@ class Continuations:
     def _write(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
     ) -> WrittenBatch | None:
+        noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
+        u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
+        if self._host.runner.moves_rows:
+            return self._move_on(asked, batch, logits_BV, u_Bk)
         tiles = self._host.runner.tiles(batch, ahead=tokens)
         forward = CaptureSize.of(batch, tiles)
         assert forward is not None, "lanes are fewer than rows of a capture"
@@ -140,9 +161,26 @@ class Continuations:
             if not self._works and not asked[0].drafting:
                 return None  # a wrong draft is only slower; a wrong text is wrong
         self._programs.move_to_end(size)
-        noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
-        u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
         return program.run(batch, tiles, logits_BV, np.array(warp_columns(samplings)), u_Bk)
+
+    def _move_on(
+        self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray
+    ) -> WrittenBatch:
+        """The same over the host's own memory, until all have ended."""
+        samplings = [one.seq.history.sampling for one in asked]
+        writing = Writing.of(samplings, asked[0].temperature, logits_BV, u_Bk)
+        rows = MovingRows(batch)
+        drawn: list[list[int]] = []  # for each token, of all sequences
+        logits: list[Tensor] = []
+        for i in range(u_Bk.shape[1]):
+            logits.append(logits_BV)
+            drawn.append(writing.draw(logits_BV).tolist())
+            if i + 1 == u_Bk.shape[1] or all(map(_has_ended, asked, zip(*drawn))):
+                break
+            rows.set_tokens(np.maximum(drawn[-1], 0), steps=min(i, 1))
+            logits_BV = self._host.forward_plain(rows)
+        kept = torch.stack(logits) if asked[0].drafting else logits_BV.new_empty(0, 0, 0)
+        return WrittenBatch(torch.tensor(drawn).T, kept)
 
     def _make(
         self, size: ProgramSize, batch: Batch, tiles: Tiles[np.ndarray], logits_BV: Tensor
@@ -178,6 +216,43 @@ class Continuations:
                 work.append((segment.lane, plan, end - 1))
             one_by_one = self._host.runner.forward(self._host.batch(work))
             check_logits(self._host.remove_impossible(one_by_one), written.logits_kBV[i])
+
+
+def _has_ended(asked: Continuation, tokens: Sequence[int]) -> bool:
+    """Does a text take no more tokens than these?"""
+    enough = len(tokens) >= min(asked.tokens, asked.seq.remaining)
+    return enough or len(asked.seq.up_to_end(tokens)) < len(tokens) or asked.seq.ends(tokens[-1])
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How tokens are drawn, one after the other."""
+
+    warp: Warp
+    temperature: float
+    columns_4B: Tensor
+    noise: FixedNoise
+
+    @classmethod
+    def of(
+        cls,
+        samplings: Sequence[Sampling],
+        temperature: float,
+        logits_BV: Tensor,
+        u_Bk: np.ndarray,
+    ) -> Writing:
+        columns = torch.from_numpy(np.array(warp_columns(samplings)))
+        warp = Warp.of(samplings, logits_BV.shape[1])
+        return cls(warp, temperature, columns, FixedNoise(torch.from_numpy(u_Bk)))
+
+    def draw(self, logits_BV: Tensor) -> Tensor:
+        """The next token of each, -1 where there is none."""
+        if self.warp.warm:
+            law_BV = tempered(self.warp.laws(logits_BV, self.columns_4B), self.temperature)
+            return sample_token(law_BV, self.noise).columns()["token"]
+        # what a draw from laws that are certain gives
+        best_B, token_B = logits_BV.max(-1)
+        return torch.where(best_B > -torch.inf, token_B, -1)
 
 
 class WrittenBatch:
@@ -270,17 +345,13 @@ class WritingProgram:
     def _program(self) -> Tensor:
         columns_4B = self._numbers_BN[:, :4].T
         noise = FixedNoise(self._numbers_BN[:, 4:])
+        writing = Writing(self.size.warp, self.size.temperature, columns_4B, noise)
         vocab = self._host.backbone.vocab
         logits_BV = self._first_BV
         drawn = []
         for i in range(self.size.tokens):
             self._logits_kBV[i] = logits_BV
-            if self.size.warp.warm:
-                law_BV = tempered(self.size.warp.laws(logits_BV, columns_4B), self.size.temperature)
-                token_B = sample_token(law_BV, noise).columns()["token"]
-            else:  # what a draw from laws that are certain gives
-                best_B, token_B = logits_BV.max(-1)
-                token_B = torch.where(best_B > -torch.inf, token_B, -1)
+            token_B = writing.draw(logits_BV)
             drawn.append(token_B)
             if i + 1 < self.size.tokens:
                 self._fixed.set_tokens(token_B.clamp(0, vocab - 1), steps=min(i, 1))

@@ -482,11 +482,11 @@ class Engine:
             return self._answers(served, logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
-        self.clock.forwards += asked[0].tokens - 1
+        self.clock.forwards += host.writer.wrote - 1
         if asked[0].drafting:
-            self.watch.wrote(asked[0].tokens)
+            self.watch.wrote(host.writer.wrote)
             return written
-        self.watch.wrote_text(asked[0].tokens)
+        self.watch.wrote_text(host.writer.wrote)
         pairs = zip(asked, written, strict=True)
         return [NoOutcome(one.seq) if -1 in text.tokens else text for one, text in pairs]
 

@@ -177,6 +177,8 @@ class ForwardRunner(Generic[SlotStorage]):
         self.slots = slots
         has_kernels = can_run_kernels(backbone, forced=bool(graphs))
         self.capture_enabled = graphs is not False and has_kernels
+        # Do forwards take rows that the host moves on by itself, as on a CPU?
+        self.moves_rows = graphs is not False and getattr(backbone, "moves_rows", False)
         self._always_by_kernels = backbone.deterministic and has_kernels
         self.captured: OrderedDict[CaptureSize, CapturedForward] = OrderedDict()
         self.seconds = 0.0  # spent on captures

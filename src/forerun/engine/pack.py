@@ -106,6 +106,11 @@ class Batch:
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
 
+    @property
+    def longest(self) -> int:
+        """How many slots any segment may look at."""
+        return max(segment.end for segment in self.segments)
+
     def span(self, index: int, end: int | None = None) -> slice | Tensor:
         """Where the slots live that a segment may look at, or more of its last page."""
         if index not in self._spans:
@@ -182,6 +187,35 @@ class Batch:
         if window not in self._padded:
             self._padded[window] = PaddedBatch(self, window)
         return self._padded[window]
+
+
+class MovingRows(Batch):
+    """Rows of plain text, one per sequence, that move on token by token in the host's memory.
+    Whoever runs them asks for their integers and for nothing of their segments."""
+
+    def __init__(self, batch: Batch):
+        self.device = batch.device
+        self.segments = batch.segments
+        self.table = batch.table
+        self.lanes = batch.lanes
+        self.slots = batch.slots
+        self.rows_5T = batch.rows_5T.copy()
+        self.reads = batch.reads
+        self.reads_R = batch.reads_R
+        self._steps = 0
+
+    @property
+    def longest(self) -> int:
+        return super().longest + self._steps
+
+    def set_tokens(self, tokens_T: np.ndarray, steps: int) -> None:
+        """Give all rows other tokens, so many positions on."""
+        self._steps += steps
+        self.rows_5T[TOKEN] = tokens_T
+        self.rows_5T[POSITION : HORIZON + 1] += steps
+        self.slots = self.table.places(self.lanes, self.rows_5T[POSITION])
+        self.tokens_T, self.positions_T = torch.from_numpy(self.rows_5T[: POSITION + 1]).long()
+        self.slots_T = torch.from_numpy(self.slots)
 
 
 def additive_mask(mask: np.ndarray, dtype: torch.dtype) -> Tensor:

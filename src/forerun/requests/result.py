@@ -77,9 +77,18 @@ def stats_of(
         queued_seconds=queued_seconds,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         first_token_seconds=first_token_seconds,
-        choices=dict(Counter(choice.drafter for choice in trace.choices)),
+        choices=_steps_by_drafter(trace),
         notes=list(trace.notes),
     )
+
+
+def _steps_by_drafter(trace: Trace) -> dict[str, int]:
+    """How many steps each choice was for. Plain text may be written in several at once."""
+    ends = [choice.forward for choice in trace.choices[1:]] + [trace.forwards + 1]
+    steps: Counter[str] = Counter()
+    for choice, end in zip(trace.choices, ends):
+        steps[choice.drafter] += end - choice.forward
+    return dict(steps)
 
 
 class Promise(TypedDict):

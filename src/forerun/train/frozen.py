@@ -32,7 +32,7 @@ class FrozenTarget:
                 f"a drafter with features is trained for {', '.join(lean.SHAPES)}, "
                 f"not yet for '{network.config.model_type}'."
             )
-        self.weights = LeanBackbone(network, network.config.vocab_size, context)
+        self.weights = LeanBackbone(network, network.config.vocab_size, context, as_tensors=True)
         self.context = context
 
     def features(self, tokens_BL: Tensor, layers: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Quantised products and forwards on a CPU in C++ (`forward.cpp`), where a compiler is found.
+"""Products and forwards on a CPU in C++ (`forward.cpp`), where a compiler is found.
 
 It is compiled once per machine, in three seconds, into the folder where what was measured is kept.
 Without a compiler, or where nothing is kept, torch's own operations serve.
@@ -48,6 +48,8 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
 SIDE = 4  # outputs of a block
+STRIP = 16  # outputs of a strip of float32
+FLOATS = 32  # bits
 ON_A_GRID = 0.3  # squared error of a group, in squared steps; 2.7 where weights are on no grid
 log = logging.getLogger("forerun")
 
@@ -80,7 +82,7 @@ class _Rows(ctypes.Structure):
         ("positions", c_void_p), ("slots", c_void_p), ("lanes", c_void_p), ("horizon", c_void_p),
         ("lo", c_void_p), ("hi", c_void_p), ("read", c_void_p), ("pages", c_void_p),
         ("page_size", c_int64), ("pages_per_lane", c_int64), ("kept", c_void_p),
-        ("memory", c_void_p), ("logits", c_void_p),
+        ("features", c_void_p), ("memory", c_void_p), ("logits", c_void_p),
     ]  # fmt: skip
 
 
@@ -94,6 +96,12 @@ class Compiled(NamedTuple):
 def library() -> Any | None:
     """The compiled functions, if there are any here."""
     return compiled().functions
+
+
+def runs_floats(dtype: torch.dtype) -> bool:
+    """Do matrices of floats run here, fast?"""
+    functions = library() if dtype == torch.float32 else None
+    return functions is not None and bool(functions.is_fast())
 
 
 @cache
@@ -110,7 +118,7 @@ def compiled() -> Compiled:
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         return Compiled(None, f"not compiled: {error}")
     if not _is_right(found):
-        log.warning("quantised products in C++ are not used: %s multiplies wrongly.", file)
+        log.warning("products in C++ are not used: %s multiplies wrongly.", file)
         return Compiled(None, f"{file} multiplies wrongly")
     return Compiled(found, f"compiled, {file}")
 
@@ -122,6 +130,7 @@ def _typed(found: Any) -> Any:
     found.forward_memory.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
+    found.is_fast.restype = c_int64
     return found
 
 
@@ -149,32 +158,35 @@ def _is_right(functions: Any) -> bool:
     made = torch.Generator().manual_seed(0)
     x_TI = torch.randn(11, 2 * GROUP, generator=made)
     weight_OI = torch.randn(9, 2 * GROUP, generator=made)
+    kinds = [(_strips(weight_OI), weight_OI, FLOATS, 1e-5)]
     for bits, span in ((4, NIBBLE), (8, BYTE)):
         codes = quantised(weight_OI, span, GROUP)
-        expected = x_TI @ codes.widened().t()
-        found = NativeProduct(codes, None, None, bits, functions)(x_TI)
-        if not torch.allclose(found, expected, rtol=0, atol=0.02 * float(expected.abs().max())):
+        kinds.append((_blocks(codes, None, bits), codes.widened(), bits, 0.02))
+    for blocks, widened_OI, bits, most in kinds:
+        found = NativeProduct(blocks, (9, 2 * GROUP), None, bits, functions)(x_TI)
+        expected = x_TI @ widened_OI.t()
+        if not torch.allclose(found, expected, rtol=0, atol=most * float(expected.abs().max())):
             return False
     return True
 
 
 class NativeProduct:
     """A matrix of 4 bits with a scale and an offset per group of 32, or of 8 bits with a scale,
-    times rows whose groups become 8-bit numbers."""
+    times rows whose groups become 8-bit numbers; or a matrix of float32 times rows as they are."""
 
     def __init__(
         self,
-        codes: Codes,
-        offsets_OG: Tensor | None,
+        blocks: Tensor,
+        shape: tuple[int, int],  # outputs, inputs
         bias: Tensor | None,
         bits: int,
         functions: Any = None,
     ):
         self._functions: Any = functions or library()
-        self.outputs, inputs = codes.codes_OI.shape
+        self.outputs, inputs = shape
         self.layout = Layout(inputs)
         self.bits = bits
-        self._blocks = _blocks(codes, offsets_OG, bits)
+        self._blocks = blocks
         self._bias = None if bias is None else bias.float().contiguous()
         self.bytes = self._blocks.nbytes
         self.matrix = _Matrix(
@@ -197,16 +209,24 @@ class NativeProduct:
         return self.multiply(x_TI.float())
 
 
-def native_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> NativeProduct | None:
-    """A matrix in 4 or 8 bits; None where nothing is compiled, or its groups do not fit."""
-    if library() is None or weight_OI.shape[1] % GROUP:
+def native_product(
+    weight_OI: Tensor, bias: Tensor | None, bits: str | None
+) -> NativeProduct | None:
+    """A matrix in 4 or 8 bits, or as it is; None where nothing is compiled, or its groups do not
+    fit."""
+    outputs, inputs = weight_OI.shape
+    if library() is None or inputs % GROUP:
         return None
+    if bits is None:
+        return NativeProduct(_strips(weight_OI), (outputs, inputs), bias, FLOATS)
     if bits == "int8":
-        return NativeProduct(quantised(weight_OI, BYTE, GROUP), None, bias, 8)
-    rows = max(1, WEIGHTS_AT_ONCE // weight_OI.shape[1])
+        blocks = _blocks(quantised(weight_OI, BYTE, GROUP), None, 8)
+        return NativeProduct(blocks, (outputs, inputs), bias, 8)
+    rows = max(1, WEIGHTS_AT_ONCE // inputs)
     parts = [_from_lowest(part) for part in weight_OI.split(rows)]
     codes_OI, scales_OG, offsets_OG = (torch.cat(found) for found in zip(*parts))
-    return NativeProduct(Codes(codes_OI, scales_OG), offsets_OG, bias, 4)
+    blocks = _blocks(Codes(codes_OI, scales_OG), offsets_OG, 4)
+    return NativeProduct(blocks, (outputs, inputs), bias, 4)
 
 
 def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,7 +272,14 @@ def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct |
     if library() is None or matrix.bits != "int4" or matrix.group % GROUP:
         return None
     codes, offsets_OG = matrix.in_groups(GROUP)
-    return NativeProduct(codes, offsets_OG, bias, 4)
+    outputs, inputs = codes.codes_OI.shape
+    return NativeProduct(_blocks(codes, offsets_OG, 4), (outputs, inputs), bias, 4)
+
+
+def _strips(weight_OI: Tensor) -> Tensor:
+    """Strips of 16 outputs, input by input."""
+    weight_OI = F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % STRIP))
+    return weight_OI.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
 
 
 def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int) -> Tensor:
@@ -334,11 +361,11 @@ class NativeForward:
             shape.eps, stack, embed.data_ptr(), turns.data_ptr(), norm.data_ptr(), head.matrix,
         )  # fmt: skip
         self._memory = torch.empty(0)
-        self._kept: tuple[Slots, Any] | None = None
+        self._addresses: tuple[tuple[Slots, int], Any, Any] | None = None
 
     def __call__(self, batch: Batch, slots: Slots) -> Tensor:
         rows, reads, threads = len(batch.slots), len(batch.reads), torch.get_num_threads()
-        seen = max(segment.end for segment in batch.segments)
+        seen = batch.longest
         model = byref(self._model)
         needed = self._functions.forward_memory(model, max(rows, reads), seen, threads)
         if needed > len(self._memory):
@@ -357,18 +384,22 @@ class NativeForward:
             lanes.ctypes.data, first, first + (LO - HORIZON) * row_bytes,
             first + (HI - HORIZON) * row_bytes, read.data_ptr(),
             table.starts_LP.ctypes.data, table.size, table.per_lane,
-            ctypes.addressof(self._kept_in(slots)), self._memory.data_ptr(), logits_RV.data_ptr(),
+            *self._places_in(slots), self._memory.data_ptr(), logits_RV.data_ptr(),
         )  # fmt: skip
         self._functions.forward(model, byref(given), seen)
         return logits_RV
 
-    def _kept_in(self, slots: Slots) -> Any:
-        """Where each layer keeps keys and values."""
-        if self._kept is None or self._kept[0] is not slots:
-            layers = self._model.layers
-            starts = [slots.flat(index)[0].data_ptr() for index in range(layers)]
-            self._kept = slots, (c_void_p * layers)(*starts)
-        return self._kept[1]
+    def _places_in(self, slots: Slots) -> tuple[int, int]:
+        """Where it is written where each layer keeps keys and values, and features if it does."""
+        key = slots, len(slots.features)
+        if self._addresses is None or self._addresses[0] != key:
+            layers = range(self._model.layers)
+            kept = [slots.flat(index)[0].data_ptr() for index in layers]
+            features = [_pointer(slots.features.get(index)) for index in layers]
+            array = c_void_p * len(kept)
+            self._addresses = key, array(*kept), array(*features)
+        _, kept_at, features_at = self._addresses
+        return ctypes.addressof(kept_at), ctypes.addressof(features_at)
 
 
 def _layer(layer: NativeLayer) -> _Layer:

@@ -1,9 +1,10 @@
-// A quantised decoder of the Llama shape on a CPU: rows to logits in one call.
+// A decoder of the Llama shape on a CPU: rows to logits in one call.
 //
-// A matrix lies in blocks of 4 outputs by 32 inputs, each with a scale per output, in the order in
-// which they are read. Inputs become 8-bit numbers in groups of 32 with a scale each. Sums within a
-// block are of whole numbers, and the order of all others does not depend on how many rows run: a
-// row has the same bits alone and beside others.
+// A quantised matrix lies in blocks of 4 outputs by 32 inputs, each with a scale per output, in the
+// order in which they are read. Its inputs become 8-bit numbers in groups of 32 with a scale each.
+// A matrix of float32 lies in strips of 16 outputs, input by input; its inputs stay as they are.
+// Sums within a block are of whole numbers, and the order of all others does not depend on how many
+// rows run: a row has the same bits alone and beside others.
 
 #include <algorithm>
 #include <atomic>
@@ -30,11 +31,14 @@ namespace {
 constexpr int GROUP = 32;
 constexpr int SIDE = 4;  // outputs of a block
 constexpr int MOST_ROWS = 8;  // that meet a block at once
+constexpr int STRIP = 16;  // outputs of a strip
+constexpr int STRIP_ROWS = 4;  // rows that meet a strip at once: their sums fill half the registers
+constexpr int FLOATS = 32;  // bits
 constexpr int MOST_HEAD = 512;  // numbers
 constexpr int AHEAD = 6;  // slots
 
 struct Matrix {
-    const uint8_t* blocks;  // [outputs / 4][inputs / 32] blocks
+    const uint8_t* blocks;  // [outputs / 4][inputs / 32] blocks, or [outputs / 16] strips
     const float* bias;
     int64_t outputs, inputs, bits;
 };
@@ -73,6 +77,7 @@ struct Rows {
     const int64_t* pages;  // [lane][page]: where it begins
     int64_t page_size, pages_per_lane;
     float* const* kept;  // of each layer [slot][keys, values][key head][head_dim]
+    float* const* features;  // of some layers [slot][hidden]: what comes out of them
     float* memory;
     float* logits;
 };
@@ -81,8 +86,10 @@ struct Rows {
 
 constexpr int64_t block_bytes(int bits) { return bits == 4 ? 64 + 4 * SIDE : 128 + 2 * SIDE; }
 
-// Rows as products take them. Those that meet a block together lie together, group by group.
-struct Quantised {
+// Rows as products take them: as they are, or in codes. Those whose codes meet a block together lie
+// together, group by group.
+struct Inputs {
+    float* plain;
     int8_t* codes;  // of each group
     float* scales;
     float* sums;  // of what the codes stand for
@@ -115,7 +122,7 @@ inline float32x4_t four_bfloat16(const uint8_t* from) {
 }
 
 template <int BITS, int R>
-inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
     float32x4_t total[R];
     for (int r = 0; r < R; ++r) total[r] = vdupq_n_f32(0);
     const int8_t* codes = x.codes + row * groups * GROUP;
@@ -154,6 +161,24 @@ inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64
     for (int r = 0; r < R; ++r) vst1q_f32(y + r * SIDE, total[r]);
 }
 
+// Of rows times a strip: every sum adds its products in the order of the inputs.
+template <int R>
+inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
+    // Unless all loops over sums are unrolled early, some compilers keep the sums in memory.
+    float32x4_t total[4 * R];
+#pragma GCC unroll 16
+    for (int t = 0; t < 4 * R; ++t) total[t] = vdupq_n_f32(0);
+    for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
+        float32x4_t w[4];
+        for (int v = 0; v < 4; ++v) w[v] = vld1q_f32(strip + 4 * v);
+#pragma GCC unroll 16
+        for (int t = 0; t < 4 * R; ++t)
+            total[t] = vfmaq_n_f32(total[t], w[t % 4], x[t / 4 * inputs + i]);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < 4 * R; ++t) vst1q_f32(y + 4 * t, total[t]);
+}
+
 #elif defined(__AVX2__) && defined(__FMA__)
 
 inline __m128 four_bfloat16(const uint8_t* from) {
@@ -162,7 +187,7 @@ inline __m128 four_bfloat16(const uint8_t* from) {
 }
 
 template <int BITS, int R>
-inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
     __m128 total[R];
     for (int r = 0; r < R; ++r) total[r] = _mm_setzero_ps();
     const int8_t* codes = x.codes + row * groups * GROUP;
@@ -215,10 +240,28 @@ inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64
     for (int r = 0; r < R; ++r) _mm_storeu_ps(y + r * SIDE, total[r]);
 }
 
+template <int R>
+inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
+    __m256 total[R][2];
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
+        const __m256 low = _mm256_loadu_ps(strip), high = _mm256_loadu_ps(strip + 8);
+        for (int r = 0; r < R; ++r) {
+            const __m256 some = _mm256_set1_ps(x[r * inputs + i]);
+            total[r][0] = _mm256_fmadd_ps(low, some, total[r][0]);
+            total[r][1] = _mm256_fmadd_ps(high, some, total[r][1]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        _mm256_storeu_ps(y + r * STRIP, total[r][0]);
+        _mm256_storeu_ps(y + r * STRIP + 8, total[r][1]);
+    }
+}
+
 #else
 
 template <int BITS, int R>
-inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64_t row, float* y) {
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
     for (int i = 0; i < R * SIDE; ++i) y[i] = 0;
     for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
         for (int r = 0; r < R; ++r) {
@@ -246,6 +289,15 @@ inline void meet(const uint8_t* block, int64_t groups, const Quantised& x, int64
             }
         }
     }
+}
+
+template <int R>
+inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
+    for (int i = 0; i < R * STRIP; ++i) y[i] = 0;
+    for (int64_t i = 0; i < inputs; ++i, strip += STRIP)
+        for (int r = 0; r < R; ++r)
+            for (int o = 0; o < STRIP; ++o)
+                y[r * STRIP + o] = std::fma(strip[o], x[r * inputs + i], y[r * STRIP + o]);
 }
 
 #endif
@@ -284,47 +336,56 @@ struct Share {
     }
 };
 
-// What becomes of a product: y = it, or y += it.
+// R rows times one block of outputs (four, or a strip). What becomes of it: y = it, or y += it.
 template <int BITS, int R>
-inline void meet_rows(const Matrix& m, const Quantised& x, int64_t quad, int64_t row, float* y,
+inline void meet_rows(const Matrix& m, const Inputs& x, int64_t block, int64_t row, float* y,
                       bool add) {
-    float found[R * SIDE];
-    const int64_t groups = m.inputs / GROUP;
-    meet<BITS, R>(m.blocks + quad * groups * block_bytes(BITS), groups, x, row, found);
-    const int64_t first = quad * SIDE, count = std::min<int64_t>(SIDE, m.outputs - first);
+    constexpr int side = BITS == FLOATS ? STRIP : SIDE;
+    float found[R * side];
+    if constexpr (BITS == FLOATS) {
+        const float* strips = reinterpret_cast<const float*>(m.blocks);
+        meet_strip<R>(strips + block * m.inputs * STRIP, m.inputs, x.plain + row * m.inputs, found);
+    } else {
+        const int64_t groups = m.inputs / GROUP;
+        meet<BITS, R>(m.blocks + block * groups * block_bytes(BITS), groups, x, row, found);
+    }
+    const int64_t first = block * side, count = std::min<int64_t>(side, m.outputs - first);
     for (int r = 0; r < R; ++r) {
         float* to = y + (row + r) * m.outputs + first;
         for (int64_t o = 0; o < count; ++o) {
-            const float value = found[r * SIDE + o] + (m.bias ? m.bias[first + o] : 0.0f);
+            const float value = found[r * side + o] + (m.bias ? m.bias[first + o] : 0.0f);
             to[o] = add ? to[o] + value : value;
         }
     }
 }
 
 template <int BITS>
-void multiply_bits(const Matrix& m, const Quantised& x, float* y, bool add) {
+void multiply_bits(const Matrix& m, const Inputs& x, float* y, bool add) {
+    constexpr int side = BITS == FLOATS ? STRIP : SIDE;
+    constexpr int most = BITS == FLOATS ? STRIP_ROWS : MOST_ROWS;
     const int64_t rows = x.rows;
-    const Share share((m.outputs + SIDE - 1) / SIDE);
-    for (int64_t quad = share.first; quad < share.end; ++quad) {
+    const Share share((m.outputs + side - 1) / side);
+    for (int64_t block = share.first; block < share.end; ++block) {
         int64_t row = 0;
-        for (; row + MOST_ROWS <= rows; row += MOST_ROWS)
-            meet_rows<BITS, MOST_ROWS>(m, x, quad, row, y, add);
-        if (rows - row >= 4) meet_rows<BITS, 4>(m, x, quad, row, y, add), row += 4;
-        if (rows - row >= 2) meet_rows<BITS, 2>(m, x, quad, row, y, add), row += 2;
-        if (rows - row >= 1) meet_rows<BITS, 1>(m, x, quad, row, y, add);
+        for (; row + most <= rows; row += most) meet_rows<BITS, most>(m, x, block, row, y, add);
+        if (rows - row >= 4) meet_rows<BITS, 4>(m, x, block, row, y, add), row += 4;
+        if (rows - row >= 2) meet_rows<BITS, 2>(m, x, block, row, y, add), row += 2;
+        if (rows - row >= 1) meet_rows<BITS, 1>(m, x, block, row, y, add);
     }
 }
 
 // A thread's share of a product.
-void multiply(const Matrix& m, const Quantised& x, float* y, bool add) {
-    if (m.bits == 4)
+void multiply(const Matrix& m, const Inputs& x, float* y, bool add) {
+    if (m.bits == FLOATS)
+        multiply_bits<FLOATS>(m, x, y, add);
+    else if (m.bits == 4)
         multiply_bits<4>(m, x, y, add);
     else
         multiply_bits<8>(m, x, y, add);
 }
 
 // One group of inputs as 8-bit numbers.
-inline void quantise(const float* from, int64_t group, const Quantised& to) {
+inline void quantise(const float* from, int64_t group, const Inputs& to) {
     int32_t bits = 0;  // of a size: they have the order of sizes, and what is no number is above all
     for (int i = 0; i < GROUP; ++i) {
         int32_t own;
@@ -344,6 +405,13 @@ inline void quantise(const float* from, int64_t group, const Quantised& to) {
     const float scale = most / 127.0f;
     to.scales[group] = scale;
     to.sums[group] = scale * static_cast<float>(sum);
+}
+
+inline void put(const float* from, int64_t row, int64_t group, const Inputs& to) {
+    if (to.plain)
+        std::memcpy(to.plain + (row * to.groups + group) * GROUP, from, GROUP * sizeof(float));
+    else
+        quantise(from, to.at(row, group), to);
 }
 
 // -- what is around them --------------------------------------------------------------------------
@@ -391,8 +459,8 @@ inline float length(const float* x, int64_t size, double eps) {
     return std::sqrt(dot(x, x, size) / static_cast<float>(size) + static_cast<float>(eps));
 }
 
-// A row, normed, as 8-bit numbers: a thread's share of its groups.
-void norm_rows(const float* x, const float* weight, double eps, const Quantised& to) {
+// Rows, normed: a thread's share of their groups.
+void norm_rows(const float* x, const float* weight, double eps, const Inputs& to) {
     const int64_t groups = to.groups, size = groups * GROUP;
     const Share share(to.rows * groups);
     int64_t row = -1;
@@ -406,18 +474,18 @@ void norm_rows(const float* x, const float* weight, double eps, const Quantised&
         float some[GROUP];
         for (int i = 0; i < GROUP; ++i)
             some[i] = x[row * size + first + i] * back * weight[first + i];
-        quantise(some, to.at(row, item % groups), to);
+        put(some, row, item % groups, to);
     }
 }
 
-void quantise_rows(const float* x, const Quantised& to) {
+void put_rows(const float* x, const Inputs& to) {
     const Share share(to.rows * to.groups);
     for (int64_t item = share.first; item < share.end; ++item)
-        quantise(x + item * GROUP, to.at(item / to.groups, item % to.groups), to);
+        put(x + item * GROUP, item / to.groups, item % to.groups, to);
 }
 
 // silu(gate) * up
-void gate_rows(const float* gate_up, const Quantised& to) {
+void gate_rows(const float* gate_up, const Inputs& to) {
     const int64_t groups = to.groups, size = groups * GROUP;
     const Share share(to.rows * groups);
     for (int64_t item = share.first; item < share.end; ++item) {
@@ -425,7 +493,7 @@ void gate_rows(const float* gate_up, const Quantised& to) {
         float some[GROUP];
         for (int i = 0; i < GROUP; ++i)
             some[i] = gate[i] / (1.0f + exponential(-gate[i])) * gate[size + i];
-        quantise(some, to.at(item / groups, item % groups), to);
+        put(some, item / groups, item % groups, to);
     }
 }
 
@@ -520,7 +588,10 @@ void attend(const Model& model, const Rows& rows, const float* kept, const float
             float* scores, float* out) {
     const int64_t size = model.head_dim, all = model.heads + 2 * model.key_heads;
     const int64_t fold = model.heads / model.key_heads, step = 2 * model.key_heads * size;
-    const auto run = size == 64 ? attend_one<64> : size == 128 ? attend_one<128> : attend_one<0>;
+    const auto run = size == 32    ? attend_one<32>
+                     : size == 64  ? attend_one<64>
+                     : size == 128 ? attend_one<128>
+                                   : attend_one<0>;
     const Share share(rows.rows * model.heads);
     for (int64_t item = share.first; item < share.end; ++item) {
         const int64_t row = item / model.heads, head = item % model.heads;
@@ -530,9 +601,12 @@ void attend(const Model& model, const Rows& rows, const float* kept, const float
     }
 }
 
-Quantised quantised_at(float* memory, int64_t rows, int64_t inputs) {
-    const int64_t groups = inputs / GROUP, all = rows * groups;
-    return {reinterpret_cast<int8_t*>(memory + 2 * all), memory, memory + all, rows, groups};
+// The inputs of a matrix, in so much memory as they take as floats.
+Inputs inputs_of(const Matrix& m, float* memory, int64_t rows) {
+    const int64_t groups = m.inputs / GROUP, all = rows * groups;
+    if (m.bits == FLOATS) return {memory, nullptr, nullptr, nullptr, rows, groups};
+    int8_t* codes = reinterpret_cast<int8_t*>(memory + 2 * all);
+    return {nullptr, codes, memory, memory + all, rows, groups};
 }
 
 // Where a forward keeps what is in between. Some of it is read more often than there are rows.
@@ -552,6 +626,15 @@ struct Memory {
 }  // namespace
 
 extern "C" {
+
+// Is there code for this processor? Plain code is right everywhere, but slow.
+int64_t is_fast() {
+#if defined(__ARM_FEATURE_DOTPROD) || (defined(__AVX2__) && defined(__FMA__))
+    return 1;
+#else
+    return 0;
+#endif
+}
 
 // Numbers of `memory` that a forward needs: of so many rows, or of so many that are read, whichever
 // are more, each of which sees so many slots at most.
@@ -574,62 +657,74 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
     {
         const auto wait = [&] { barrier.wait(omp_get_num_threads()); };
         float* scores = x + at.scores + omp_get_thread_num() * slots;
+        int64_t count = rows.rows;
+        const auto keep_those_read = [&] {
+            if (omp_get_thread_num() == 0) {
+                for (int64_t i = 0; i < rows.reads; ++i)
+                    std::memcpy(seen + i * m.hidden, x + rows.read[i] * m.hidden,
+                                m.hidden * sizeof(float));
+                std::memcpy(x, seen, rows.reads * m.hidden * sizeof(float));
+            }
+            count = rows.reads;
+            wait();
+        };
         const Share own(rows.rows);
         for (int64_t row = own.first; row < own.end; ++row)
             std::memcpy(x + row * m.hidden, m.embed + rows.tokens[row] * m.hidden,
                         m.hidden * sizeof(float));
-        const Quantised of_heads = quantised_at(inputs, rows.rows, m.heads * m.head_dim);
-        Quantised of_hidden = quantised_at(inputs, rows.rows, m.hidden);
-        Quantised of_inner = quantised_at(inputs, rows.rows, m.inner);
         for (int64_t index = 0; index < m.layers; ++index) {
             const Layer& layer = m.layer[index];
+            float* features = rows.features[index];
+            const Inputs of_qkv = inputs_of(layer.qkv, inputs, count);
+            const Inputs of_out = inputs_of(layer.out, inputs, count);
             wait();
-            norm_rows(x, layer.norm_attn, m.eps, of_hidden);
+            norm_rows(x, layer.norm_attn, m.eps, of_qkv);
             wait();
-            multiply(layer.qkv, of_hidden, qkv, false);
+            multiply(layer.qkv, of_qkv, qkv, false);
             wait();
             turn_and_keep(m, layer, rows, rows.kept[index], qkv);
             wait();
             attend(m, rows, rows.kept[index], qkv, scores, seen);
             wait();
-            quantise_rows(seen, of_heads);
+            put_rows(seen, of_out);
             wait();
-            multiply(layer.out, of_heads, x, true);
+            multiply(layer.out, of_out, x, true);
             wait();
-            if (index == m.layers - 1) {  // only the rows that are read matter from here on
-                of_hidden = quantised_at(inputs, rows.reads, m.hidden);
-                of_inner = quantised_at(inputs, rows.reads, m.inner);
-                if (omp_get_thread_num() == 0) {
-                    for (int64_t i = 0; i < rows.reads; ++i)
-                        std::memcpy(seen + i * m.hidden, x + rows.read[i] * m.hidden,
-                                    m.hidden * sizeof(float));
-                    std::memcpy(x, seen, rows.reads * m.hidden * sizeof(float));
-                }
+            // past the last keys and values only the rows that are read matter
+            if (index == m.layers - 1 && !features) keep_those_read();
+            const Inputs of_gate_up = inputs_of(layer.gate_up, inputs, count);
+            const Inputs of_down = inputs_of(layer.down, inputs, count);
+            norm_rows(x, layer.norm_mlp, m.eps, of_gate_up);
+            wait();
+            multiply(layer.gate_up, of_gate_up, gate_up, false);
+            wait();
+            gate_rows(gate_up, of_down);
+            wait();
+            multiply(layer.down, of_down, x, true);
+            if (features) {
                 wait();
+                for (int64_t row = own.first; row < own.end; ++row)
+                    std::memcpy(features + rows.slots[row] * m.hidden, x + row * m.hidden,
+                                m.hidden * sizeof(float));
             }
-            norm_rows(x, layer.norm_mlp, m.eps, of_hidden);
-            wait();
-            multiply(layer.gate_up, of_hidden, gate_up, false);
-            wait();
-            gate_rows(gate_up, of_inner);
-            wait();
-            multiply(layer.down, of_inner, x, true);
         }
         wait();
-        norm_rows(x, m.norm, m.eps, of_hidden);
+        if (rows.features[m.layers - 1]) keep_those_read();
+        const Inputs of_head = inputs_of(m.head, inputs, rows.reads);
+        norm_rows(x, m.norm, m.eps, of_head);
         wait();
-        multiply(m.head, of_hidden, rows.logits, false);
+        multiply(m.head, of_head, rows.logits, false);
     }
 }
 
-// The product of plain rows. `memory` has room for rows * inputs numbers.
+// The product of rows. `memory` has room for rows * inputs numbers.
 void product(const Matrix* matrix, const float* x, int64_t rows, float* memory, int64_t threads,
              float* y) {
-    const Quantised inputs = quantised_at(memory, rows, matrix->inputs);
+    const Inputs inputs = inputs_of(*matrix, memory, rows);
     Barrier barrier;
 #pragma omp parallel num_threads(threads)
     {
-        quantise_rows(x, inputs);
+        put_rows(x, inputs);
         barrier.wait(omp_get_num_threads());
         multiply(*matrix, inputs, y, false);
     }

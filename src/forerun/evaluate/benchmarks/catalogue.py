@@ -7,7 +7,7 @@ from forerun.evaluate.benchmarks.base import Benchmark
 from forerun.evaluate.benchmarks.chats import MT_BENCH, SPEC_BENCH
 from forerun.evaluate.benchmarks.gsm8k import GSM8K
 from forerun.evaluate.benchmarks.hellaswag import HELLASWAG
-from forerun.evaluate.benchmarks.humaneval import HUMANEVAL
+from forerun.evaluate.benchmarks.humaneval import HUMANEVAL, HUMANEVAL_AS_QWEN
 from forerun.evaluate.benchmarks.ifeval import IFEVAL
 from forerun.evaluate.benchmarks.infilling import INFILLING
 from forerun.evaluate.benchmarks.lambada import LAMBADA
@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         GSM8K,
         MATH500,
         HUMANEVAL,
+        HUMANEVAL_AS_QWEN,
         MBPP,
         INFILLING,
         IFEVAL,

@@ -10,12 +10,16 @@ before its function, `alone` runs nothing but it, as EvalPlus does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from forerun.evaluate.benchmarks.base import (
     Answer,
     Benchmark,
     Data,
     Examiner,
     Item,
+    Message,
     Scores,
     Write,
     find_file,
@@ -30,20 +34,37 @@ ASKED += "markdown code block:\n```\n{prompt}\n```\n"
 OPENING = "Below is a Python script with a self-contained function that solves the problem and "
 OPENING += "passes corresponding tests:\n```python\n"
 CHAT_ENDS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(")
+# As the coders of Qwen were asked by those who made them.
+QWEN_SYSTEM = "You are an intelligent programming assistant to produce Python algorithmic solutions"
+QWEN_ASKED = "Can you complete the following Python function?\n```python\n{prompt}\n```\n\n"
 
 
 def read(data: Data) -> list[Item]:
+    """Chats in the words of EvalPlus."""
+
+    def ask(prompt: str) -> Write:
+        chat = user(ASKED.format(prompt=prompt.strip()))
+        return Write(prompt.rstrip(), chat, OPENING, ENDS, CHAT_ENDS, max_tokens=768)
+
+    return _read(data, ask)
+
+
+def read_as_qwen(data: Data) -> list[Item]:
+    """Chats in the words of Qwen's own evaluation."""
+
+    def ask(prompt: str) -> Write:
+        system: Message = {"role": "system", "content": QWEN_SYSTEM}
+        chat = (system, *user(QWEN_ASKED.format(prompt=prompt.strip())))
+        ends = (*CHAT_ENDS, "\n#")
+        return Write(prompt.rstrip(), chat, "```python\n", ENDS, ends, max_tokens=768)
+
+    return _read(data, ask)
+
+
+def _read(data: Data, ask: Callable[[str], Write]) -> list[Item]:
     objects = read_objects(find_file(HUMANEVAL, data.path), ("prompt", "test", "entry_point"))
     items = []
     for number, one in enumerate(objects):
-        ask = Write(
-            prompt=one["prompt"].rstrip(),
-            chat=user(ASKED.format(prompt=one["prompt"].strip())),
-            opening=OPENING,
-            stop=ENDS,
-            chat_stop=CHAT_ENDS,
-            max_tokens=768,
-        )
         facts = {
             "prompt": one["prompt"].rstrip(),
             "before": one["prompt"].rpartition(f"def {one['entry_point']}(")[0],
@@ -51,7 +72,7 @@ def read(data: Data) -> list[Item]:
             "entry_point": one["entry_point"],
             "given": one["prompt"] + one.get("canonical_solution", ""),
         }
-        items.append(Item(str(one.get("task_id", number)), ask, facts))
+        items.append(Item(str(one.get("task_id", number)), ask(one["prompt"]), facts))
     return items
 
 
@@ -77,4 +98,11 @@ HUMANEVAL = Benchmark(
     read=read,
     grade=grade,
     runs_code=True,
+)
+
+HUMANEVAL_AS_QWEN = replace(
+    HUMANEVAL,
+    name="humaneval-qwen",
+    summary="The same, asked in the words of Qwen's own evaluation of its coders.",
+    read=read_as_qwen,
 )
