@@ -3,6 +3,10 @@
 The code of this repository, which the zoo was not trained on, is cut at random places: after a line
 break, inside an indentation, inside a word, and where a word ends. Models go on from there, with
 and without token healing. Writes docs/healing.json as it goes, and the table into the page.
+
+    python bench/healing.py --holes [--count N]
+
+does the same for passages that are taken out of it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from page import DOCS, write_tables
+from page import DOCS, write_part, write_tables
 
 import forerun
 from forerun.profile.machine import machine
@@ -33,6 +37,12 @@ CUTS = {
     "inside a word": re.compile(r"(?<=[\s(.,]\w\w)(?=\w\w\w)"),
     "at the end of a word": re.compile(r"(?<=\w\w\w)(?=[ (.,:])"),
 }
+FILLERS = ("zoo:any-subset", "zoo:masked")
+PASSAGES = {  # what is taken out, and what must stand around it
+    "inside words": re.compile(r"(?<=[\s(.,]\w\w)(\w{2,}[^\n]{5,20}?[\s(.,]\w)(?=\w\w)"),
+    "where words end": re.compile(r"(?<=\w\w\w)([ (.,:][^\n]{6,22}?\w)(?=[ (.,:])"),
+}
+HOLE = "<|fill:1-4|>"
 
 
 def cuts(kind: str, count: int) -> Iterator[tuple[str, str]]:
@@ -48,6 +58,61 @@ def cuts(kind: str, count: int) -> Iterator[tuple[str, str]]:
         start = text.rfind("\n", 0, place - BEFORE // 2) + 1
         count -= 1
         yield text[start:place], text[place : place + LOOKED_AT]
+
+
+def passages(kind: str, count: int) -> Iterator[tuple[str, str, str]]:
+    """Some texts before, in and after a hole, always the same."""
+    chance = random.Random(2)
+    files = sorted(SOURCE.rglob("*.py"))
+    while count:
+        text = chance.choice(files).read_text()
+        found = [one for one in PASSAGES[kind].finditer(text) if one.start() > BEFORE]
+        if not found:
+            continue
+        place = chance.choice(found)
+        start = text.rfind("\n", 0, place.start() - BEFORE // 2) + 1
+        end = text.find("\n", place.end() + BEFORE // 4)
+        parts = text[start : place.start()], place[0], text[place.end() : end]
+        if not any("<|fill" in part for part in parts):
+            count -= 1
+            yield parts
+
+
+def measure_holes(model: Any, kind: str, count: int, heal: bool) -> dict[str, Any]:
+    taken = list(passages(kind, count))
+    texts = [
+        before.replace("<|", "<") + HOLE + after.replace("<|", "<") for before, _, after in taken
+    ]
+    results = model.infill(texts, heal=heal)
+    fills = [(result.fills[0], passage) for result, (_, passage, _) in zip(results, taken)]
+    return {
+        "cuts": count,
+        "whole": sum(fill == passage for fill, passage in fills),
+        "first": round(statistics.fmean(common(*pair) for pair in fills), 2),
+        "last": round(statistics.fmean(common(a[::-1], b[::-1]) for a, b in fills), 2),
+        "forwards": round(statistics.fmean(r.stats.forwards for r in results), 2),
+    }
+
+
+def table_of_holes(count: int) -> str:
+    head = [
+        "model", "cut", "passage right", "healed", "first characters right", "healed",
+        "last characters right", "healed", "forwards", "healed",
+    ]  # fmt: skip
+    lines = [head, ["---"] * len(head)]
+    for name in FILLERS:
+        with forerun.load(name) as model:
+            for kind in PASSAGES:
+                plain = measure_holes(model, kind, count, heal=False)
+                healed = measure_holes(model, kind, count, heal=True)
+                print(name, kind, plain, healed, flush=True)
+                parts = [name, f"{kind} ({count})"]
+                for part in ("whole", "first", "last", "forwards"):
+                    parts += [f"{plain[part]:g}", f"{healed[part]:g}"]
+                lines.append(parts)
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    command = f"`python bench/healing.py --holes --count {count}`"
+    return f"{rows}\n\n{command}: {machine()}; the machine was shared."
 
 
 def measure(model: Any, kind: str, count: int, heal: bool) -> dict[str, Any]:
@@ -96,7 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--model", nargs="+", default=MODELS)
+    parser.add_argument("--holes", action="store_true")
     asked = parser.parse_args()
+    if asked.holes:
+        part = table_of_holes(asked.count)
+        write_part(DOCS / "healing.md", part, "<!-- holes -->", "<!-- end of holes -->")
+        return
     report: dict[str, Any] = {"machine": machine(), "count": asked.count, "rows": []}
     before = json.loads(REPORT.read_text()) if REPORT.exists() else {}
     if before.get("count") == asked.count:  # models may be measured one after the other

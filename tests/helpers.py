@@ -97,6 +97,55 @@ def _model(arch, dtype, seed, lanes, name, **changes) -> Model:
     return forerun.from_network(built, tiny.tokenizer(), name=name, lanes=lanes, max_context=160)
 
 
+MERGES = ("▁-a", "▁-b", "a-b", "▁a-b", "d-e", "de-f", "▁-def", "▁-▁", "(-a", "b-)", ")-:", "ab-)")
+
+
+def sentence_tokenizer(scheme: str):
+    """A small tokenizer in the manner of SentencePiece, with bytes for what it has no letters for.
+    `scheme` says where it puts a space: first, always, never, or, as older ones do, before the
+    text as a whole ("legacy")."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [tuple(merge.split("-")) for merge in MERGES]
+    names = [f"<0x{i:02X}>" for i in range(256)]
+    names += ["<unk>", "<s>", "</s>", *"▁abcdefx().,:=\n01", *(a + b for a, b in merges)]
+    vocab = {name: i for i, name in enumerate(names)}
+    core = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    if scheme == "legacy":
+        core.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    strip = [] if scheme == "never" else [decoders.Strip(" ", 1, 0)]
+    spaces = decoders.Replace("▁", " ")
+    core.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    special = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, clean_up_tokenization_spaces=False, **special
+    )
+
+
+def byte_tokenizer(merges: Sequence[str], special: Sequence[str] = ()):
+    """Bytes as tokens, and a few longer ones; a space is written Ġ."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    core = tiny.tokenizer().backend_tokenizer
+    pairs = [tuple(merge.split()) for merge in merges]
+    letters = [letter for letter in core.get_vocab() if len(letter) == 1]
+    names = [*sorted(letters), *dict.fromkeys(a + b for a, b in pairs)]
+    whole = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, pairs))
+    whole.pre_tokenizer = core.pre_tokenizer
+    whole.decoder = core.decoder
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=whole, eos_token="<|end|>", clean_up_tokenization_spaces=False
+    )
+    made.add_tokens(list(special), special_tokens=True)
+    return made
+
+
 def stepped(m: Model) -> Model:
     """A model whose engine is stepped by hand, or by whoever waits: no thread does it."""
     m.driver = InCaller(m.engine)

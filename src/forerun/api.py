@@ -42,7 +42,7 @@ from forerun.probability.logits import TokenHistory
 from forerun.probability.noise import Noise
 from forerun.registry import Method, family_for
 from forerun.requests.chat import Chat
-from forerun.requests.healing import healing_of_prompt
+from forerun.requests.healing import healing_of_prompt, text_before
 from forerun.requests.infill import (
     Infilled,
     Infilling,
@@ -617,6 +617,7 @@ class Model:
         assert not isinstance(ids, ForerunError), "raised"
         longest = self.context if draft_model is None else min(self.context, draft_model.context)
         healing = healing_of_prompt(self, request.sampling, ids, longest - canvas.count(BLANK))
+        before = text_before(self, ids, healing)
         return [
             Job(
                 self,
@@ -626,6 +627,7 @@ class Model:
                 sample=sample,
                 streams=streams,
                 healing=healing,
+                before=before,
             )
             for sample in range(request.sampling.n)
         ]
@@ -673,6 +675,7 @@ class Model:
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
         allowed_tokens: Sequence[int] | None = None,
+        heal: bool = True,
         seed: int = 0,
         n: int = 1,
         logprobs: int | None = None,
@@ -689,6 +692,9 @@ class Model:
         Also {"prefix", "suffix", "max_tokens"}, or `token_ids` with None for every blank, or a list
         of any of these. One `Infilled` each; with n above 1, the n best or n samples. The arguments
         are those of `generate`, less those that say where a text ends.
+
+        With `heal`, tokens beside a hole are chosen anew, as the text may be cut inside a token:
+        the bytes that are given stay.
 
         `regex`, `choices` or `schema` say what every hole must hold. `holes` says it one by one:
         [{"choices": ["left", "right"]}, {"regex": "[0-9]+"}, None].

@@ -47,7 +47,8 @@ class Sampling:
     )
     ignore_eos: bool = _help(False, "go on past the model's own end token")
     heal: bool = _help(
-        True, "choose the last tokens of a text prompt anew, as the text may end inside a token"
+        True,
+        "choose tokens where a text prompt ends, or at its holes, anew: it may be cut inside one",
     )
     seed: int = _help(0, "same seed, same output")
     n: int = _help(1, "samples of each prompt")

@@ -7,15 +7,28 @@ import pytest
 
 from forerun.backbones.table import TableBackbone
 from forerun.certify.cases import SYLLABLES, healed_cases
-from forerun.certify.enumeration import certify_case, method_law
-from forerun.constraints.healing import Healing, TokenIndex, healing_of
+from forerun.certify.enumeration import canvas_reading, certify_case, method_law
+from forerun.certify.reference import context
+from forerun.checkpoints.tokenizers import with_white_space
+from forerun.constraints.healing import (
+    Healing,
+    TokenIndex,
+    encode_inside,
+    healing_of,
+    known_tokens,
+)
+from forerun.constraints.spelling import spelling_of
 from forerun.constraints.vocabulary import Vocabulary
+from forerun.families.masked import Masked
 from forerun.methods import healing as coroutine
 from forerun.probability import covers
+from forerun.requests import infill
 from tests.certify.definitions import EXACT
-from tests.helpers import caught
+from tests.helpers import caught, sentence_tokenizer
 
 TARGET = TableBackbone(vocab=4, seed=1)
+MASKED = TableBackbone(vocab=5, seed=3)
+WITH_MASK = dict(mask=4, spelled=(*SYLLABLES, b""), text=True)
 
 
 def heal(spelled, ids, least=1):
@@ -155,3 +168,135 @@ def test_chains_hold_every_spelling():
             held = {chain[:i] for chain in found.chains() for i in range(len(chain) + 1)}
             assert held >= set(found.spellings)
             assert found.chains()[0] == tuple(found.taken[:-1])
+
+
+def test_the_beginning_of_a_text_is_healed_as_its_end_is_in_reverse():
+    spelled = [b"x", b"im", b"por", b"port", b"import", b" "]
+    vocabulary = Vocabulary(len(spelled), spelled=spelled)
+    found = healing_of(vocabulary, [2, 5, 0], 0, backward=True)  # por␣x
+    assert found is None  # no token ends with "por" and has more before
+    found = healing_of(vocabulary, [3, 5, 0], 0, backward=True)  # port␣x
+    assert (found.taken, found.rest, found.kept) == ([3], b"trop", [0, 5])
+    assert found.index.beyond(b"trop").tolist() == [4]
+    assert found.over(0, 4) == b"mi"
+    euro = "€".encode()
+    spelled = [b"x", euro[:2], euro[2:], b"5" + euro, b"7" + euro[:2]]
+    vocabulary = Vocabulary(len(spelled), spelled=spelled)
+    assert healing_of(vocabulary, [1, 2, 0], 0, backward=True).taken == [2, 1]
+
+
+def test_spellings_before_a_text_are_those_of_the_tokenizer():
+    spelled = [b"a", b"b", b"ab", b"c", b"cab", b"x"]
+    found = healing_of(Vocabulary(6, spelled=spelled), [0, 1, 5], 0, backward=True)
+    # What was given is a, b: one token writes it, so of cuts nothing is known, but of b itself.
+    assert set(found.spellings) == {(), (1,)}
+    found = healing_of(Vocabulary(6, spelled=spelled), [2, 5], 0, backward=True)
+    assert set(found.spellings) == {(), (1,)}
+    assert found.left == [b"ba", b"a"]
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never", "legacy"])
+def test_a_text_inside_another_has_no_space_put_before_it(scheme):
+    tokenizer = sentence_tokenizer(scheme)
+    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    spell = spelling_of(vocabulary).spell
+    for text in ("ab", " ab", "  ab", "\n ab", "(a", "é", "\tab ", "日 "):
+        ids = encode_inside(vocabulary, text)
+        assert spell(ids) == text.encode(), text
+
+
+def around(prompt, method="sequential", target=MASKED, **options):
+    return certify_case(method, target, prompt, **{"temperature": 1.0, **WITH_MASK, **options})
+
+
+@pytest.mark.parametrize("method", ["sequential", "stepwise"])
+def test_two_holes_are_healed_one_after_the_other(method):
+    """A text between two holes is the right border of one and the left border of the other."""
+    certificate = around([None, 2, None, 1], method, top_k=2)
+    assert certificate.holds, certificate
+    assert certificate.sequences > 4
+
+
+@pytest.mark.parametrize("method", ["sequential", "stepwise"])
+@pytest.mark.parametrize("prompt", [[1, 0, None], [None, 1]], ids=["before", "after"])
+def test_a_border_has_the_models_law_given_its_bytes(method, prompt):
+    """The token that holds the one byte that is given has the law of its place on the canvas, of
+    tokens that begin or end with this byte."""
+    ours = method_law(method, MASKED, prompt, **{**WITH_MASK, "temperature": 1.0})
+    before = prompt[0] is not None
+    canvas = [1, None, None] if before else [None, None]  # once the border is open
+    place = 1
+    given = [(i, token) for i, token in enumerate(canvas) if token is not None]
+    if method == "sequential":
+        logits_V = MASKED.logits(*context(given, [], place, 4))
+    else:
+        reading = canvas_reading(method, MASKED, {}, Masked(4))
+        logits_V = MASKED.logits(*reading.context(tuple(canvas), place, None, []))
+    law = logits_V[:4].softmax(-1).tolist()
+    holds = [text.startswith(b"a") if before else text.endswith(b"b") for text in SYLLABLES]
+    mass = sum(p for p, fits in zip(law, holds) if fits)
+    for token, (p, fits) in enumerate(zip(law, holds)):
+        found = sum(chance for tokens, chance in ours.items() if tokens[place] == token)
+        assert found == pytest.approx(p / mass if fits else 0.0, abs=1e-12)
+
+
+def _forgets_the_bytes(monkeypatch):
+    def law(logits_NV, healing, history, usable=None):
+        p_NV = logits_NV.softmax(-1)
+        p_NV[1:] = 0
+        return p_NV
+
+    monkeypatch.setattr(coroutine, "cover_law", law)
+
+
+def _keeps_what_was_taken_back_as_well(monkeypatch):
+    real = infill.open_holes
+
+    def twice(*arguments):
+        return [
+            hole and hole._replace(start=hole.start + len(hole.before.taken if hole.before else ()))
+            for hole in real(*arguments)
+        ]
+
+    monkeypatch.setattr(infill, "open_holes", twice)
+
+
+def _counts_spellings_twice(monkeypatch):
+    real = covers._path_logprobs
+    monkeypatch.setattr(covers, "_path_logprobs", lambda *a: (real(*a)[0] * 2, real(*a)[1]))
+
+
+def _of_another_spelling(monkeypatch):
+    real = coroutine._drawn
+
+    def swapped(seq, healing, answers, usable):
+        return real(seq, healing, answers[::-1], usable)
+
+    monkeypatch.setattr(coroutine, "_drawn", swapped)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _forgets_the_bytes,
+        _keeps_what_was_taken_back_as_well,
+        _counts_spellings_twice,
+        _of_another_spelling,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+@pytest.mark.parametrize("method", ["sequential", "stepwise"])
+def test_planted_mistakes_around_holes_are_caught(method, plant, monkeypatch):
+    plant(monkeypatch)
+    assert any(caught(around(prompt, method)) for prompt in ([2, None], [None, 1, 0]))
+
+
+def test_nothing_is_healed_where_tokens_write_other_things_than_their_names():
+    """XLNet's tokenizer has tokens for white space, after which words begin without a space."""
+    tokenizer = with_white_space(sentence_tokenizer("legacy"))
+    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    assert known_tokens(vocabulary) is None
+    assert healing_of(vocabulary, tokenizer("de").input_ids, 0) is None
+    plain = sentence_tokenizer("legacy")
+    plain.add_tokens(["<cls>"])
+    assert known_tokens(Vocabulary(len(plain), plain)) is not None

@@ -4,8 +4,11 @@ import json
 
 import pytest
 
-from forerun.serve.fim import fim_prompt, fim_tokens
-from tests.serve.servers import in_process, load
+import forerun
+from forerun.checkpoints import tiny
+from forerun.serve.fim import FimTokens, fim_prompt, fim_tokens
+from tests.helpers import byte_tokenizer, sentence_tokenizer
+from tests.serve.servers import FIM, in_process, load, local_server
 
 BEFORE = "def add(a, b):\n    return "
 AFTER = "\n\nprint(add(1, 2))"
@@ -131,3 +134,65 @@ def test_texts_with_holes_come_back_with_their_joint_densities(server):
 def test_a_text_that_cannot_be_filled_is_refused(server, body, words):
     r = server.post("/v1/infill", {"model": "holes", **body})
     assert r.status_code == 400 and words in r.json()["error"]["message"]
+
+
+def test_a_prefix_that_is_cut_inside_a_token_is_healed_where_the_middle_begins():
+    """The model writes its last tokens anew, with the same bytes; the answer begins behind them."""
+    tokenizer = byte_tokenizer(["a b", "ab c", "Ġ x"], FIM)
+    network = tiny.build("llama", 3, vocab_size=len(tokenizer))
+    with forerun.from_network(network, tokenizer, name="cut", lanes=2, max_context=160) as m:
+        tokens = fim_tokens(m)
+        healed = fim_prompt(m, tokens, "zab", " x")
+        assert m.decode(healed, special=True) == "<|fim_prefix|>z<|fim_suffix|> x<|fim_middle|>ab"
+        plain = fim_prompt(m, tokens, "zab", " x", heal=False)
+        assert m.decode(plain, special=True) == "<|fim_prefix|>zab<|fim_suffix|> x<|fim_middle|>"
+        longer = tokenizer.convert_tokens_to_ids("abc")
+        found = m.generate(healed, max_tokens=3, logit_bias={longer: 50.0})
+        assert found.token_ids[0] == longer and found.text.startswith("c")
+        assert m.decode([*found.prompt_ids, *found.token_ids]).startswith("z xabc")
+        last = FimTokens(tokens.prefix, tokens.suffix, None)  # the suffix first, then the prefix
+        prompt = fim_prompt(m, last, "zab", " x")
+        found = m.generate(prompt, max_tokens=1, logit_bias={longer: 50.0})
+        assert found.text == "c"
+
+
+@pytest.mark.parametrize("heal", [True, False])
+def test_a_middle_keeps_its_spaces(heal):
+    """Of a tokenizer that drops one at the beginning of a text, or puts one there."""
+    tokenizer = sentence_tokenizer("legacy")
+    tokenizer.add_tokens(FIM, special_tokens=True)
+    network = tiny.build("llama", 3, vocab_size=len(tokenizer))
+    spaced, longer = tokenizer.convert_tokens_to_ids(["▁b", "▁def"])
+    options = dict(max_tokens=2, logit_bias={spaced: 50.0}, allowed_tokens=[spaced, longer])
+    with forerun.from_network(network, tokenizer, name="cut", lanes=2, max_context=160) as m:
+        tokens = fim_tokens(m)
+        for prefix, healed in (("(a:", " b b"), ("de", "f b"), ("x de", "f b")):
+            prompt = fim_prompt(m, tokens, prefix, "ab", heal)
+            assert m.decode(prompt[-2:]).endswith("ab" if prefix == "(a:" or not heal else "de")
+            expected = healed if heal else " b b"
+            assert m.generate(prompt, heal=heal, **options).text == expected
+            suffix = prompt[prompt.index(tokens.suffix) + 1 : prompt.index(tokens.middle)]
+            assert tokenizer.convert_ids_to_tokens(suffix) == ["ab"]
+
+
+def test_gaps_are_healed_unless_a_request_says_otherwise():
+    served = local_server(lambda name, **_: forerun.load(name, lanes=4), models=["zoo:any-subset"])
+    with in_process(served) as caller:
+        body = {"model": "zoo:any-subset", "temperature": 0}
+        gap = {**body, "prompt": "import nu", "suffix": "\n\ndef f():", "max_tokens": 3}
+        text = {**body, "text": "import nu<|fill:2|>\n\ndef f():"}
+        llama = {
+            **body,
+            "input_prefix": "import nu",
+            "input_suffix": "\n\ndef f():",
+            "n_predict": 3,
+        }
+        for path, asked in (("/v1/completions", gap), ("/v1/infill", text), ("/infill", llama)):
+            answers = []
+            for more in ({}, {"heal": False}):
+                answer = caller.post(path, {**asked, **more}).json()
+                [choice] = answer.get("choices", [{"text": answer.get("content")}])
+                answers.append(choice["text"].removeprefix("import nu"))
+            healed, plain = answers
+            assert healed.startswith("mpy"), path
+            assert not plain.startswith("mpy"), path

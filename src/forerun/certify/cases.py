@@ -201,6 +201,8 @@ def canvas_cases(name: str) -> list[Case]:
 # tokenizer writes them, as it does not, and with nothing to heal.
 SYLLABLES = (b"a", b"b", b"ab", b"aba")
 ENDINGS: list[Prompt] = [[0, 2], [1, 0, 1], [0, 3]]
+# The same around holes: what stands before, what stands behind, and both.
+BORDERS: list[Prompt] = [[2, None], [None, 1, 0], [0, None, 1]]
 HEALED: list[Options] = [
     {"temperature": 1.0},
     {"temperature": 0.0, "logit_bias": {3: 0.8}},
@@ -234,11 +236,17 @@ def healed_cases(name: str) -> list[Case]:
     spelled = (*SYLLABLES, b"") if masks else SYLLABLES
     same: Options = {"text": True, "spelled": spelled, "max_tokens": 2, "method_options": options}
     every = [{**same, **sampling} for sampling in HEALED]
-    return [
+    cases = [
         found
         for prompt in ENDINGS
         for found in _with_outcomes(len(SYLLABLES), method, every, prompt)
     ]
+    if {SubsetScorer, CanvasFiller} & set(method.needs):
+        same.pop("max_tokens")
+        around = [{**same, **sampling} for sampling in HEALED]
+        for prompt in BORDERS:
+            cases += _with_outcomes(len(SYLLABLES), method, around, prompt)
+    return cases
 
 
 def cases_with(name: str, options: Options) -> list[Case]:

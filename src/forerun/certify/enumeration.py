@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ from torch import Tensor
 from forerun import registry
 from forerun.api import Model
 from forerun.backbones.table import TableBackbone
-from forerun.certify.healing import End, healed_ends, healed_law
+from forerun.certify.healing import End, healed_canvases, healed_ends, healed_law
 from forerun.certify.reference import (
     Asked,
     CanvasReading,
     First,
     Law,
     Prompt,
+    State,
     block_context,
     context,
     reference_law,
@@ -194,7 +195,8 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
     **options: Any,
 ) -> Law:
     """The law of whole sequences that a method writes after a prompt, or into the blanks (None) of
-    one. If the prompt is `text`, its end is healed, and the sequences begin with it."""
+    one. If the prompt is `text`, its end is healed, or what stands around its blanks is, and the
+    sequences hold it."""
     enumeration = Enumeration()
     model = table_model(target, enumeration, eos, family or family_of(method, mask), spelled)
     drafter: Model | str | None
@@ -206,6 +208,7 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
     ids = [token for token in prompt if token is not None]
     if text:
         ids = Tokenised(ids)
+    canvas = Tokenised(cast("Sequence[int]", prompt)) if text else list(prompt)
     used_lanes = 0
 
     def run(seed: int, n: int) -> list[tuple[int, ...]]:
@@ -214,7 +217,7 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
             used_lanes = min(max(n, 2 * used_lanes), LANES)
             _use_lanes(model, used_lanes, prompt, mask, options)
         if None in prompt:
-            jobs = model.submit_infill(token_ids=[list(prompt)], seed=seed, n=n, **options)
+            jobs = model.submit_infill(token_ids=[canvas], seed=seed, n=n, **options)
             jobs.run()
             results = [job.result() for job in jobs.requests[0].jobs[:n]]
         else:
@@ -224,6 +227,8 @@ def method_law(  # noqa: PLR0913 - keywords of a public function
         for result in results:
             if result.error is not None:
                 raise result.error
+        if text and None in prompt:
+            return [tuple(job.seq.tokens.tolist()) for job in jobs.requests[0].jobs[:n]]
         return [(*(result.prompt_ids if text else ()), *result.token_ids) for result in results]
 
     return enumeration.law_of(run)
@@ -310,7 +315,11 @@ def law_after_text(  # noqa: PLR0913 - as law_by_definition
     spelled: Sequence[bytes] = (),
     **sampling: Any,
 ) -> Law:
-    """The same after a text whose end is healed, prompt and output together."""
+    """The same after a text whose end is healed, prompt and output together; or of a text with
+    holes that is healed around them."""
+    if None in prompt:
+        arguments = {"eos": eos, "mask": mask, "spelled": spelled, **sampling}
+        return law_around_holes(method, target, prompt, family, options, **arguments)
     ids = [token for token in prompt if token is not None]
     asked = Asked(ids, Sampling(**sampling), eos, mask, spelled)
     same: dict[str, Any] = {"eos": eos, "mask": mask, "spelled": spelled}
@@ -332,6 +341,43 @@ def law_after_text(  # noqa: PLR0913 - as law_by_definition
 
     least = 1 if family.needs_prompt else 0
     return healed_law(healed_ends(asked, ids, spelled, least, logits), after)
+
+
+def law_around_holes(  # noqa: PLR0913 - as law_by_definition
+    method: str,
+    target: TableBackbone,
+    prompt: Prompt,
+    family: Family,
+    options: dict[str, Any],
+    *,
+    eos: Sequence[int] = (),
+    mask: int | None = None,
+    spelled: Sequence[bytes] = (),
+    **sampling: Any,
+) -> Law:
+    """The law of whole canvases: of the borders of holes, one after the other, then of the rest."""
+    asked = Asked(prompt, Sampling(**sampling), eos, mask, spelled)
+
+    def logits(state: State, put: Sequence[tuple[int, int]], position: int) -> Tensor:
+        if isinstance(family, Masked):
+            reading = canvas_reading(method, target, options, family)
+            placed = dict(put)
+            filled = tuple(placed.get(i, token) for i, token in enumerate(state))
+            return target.logits(*reading.context(filled, position, None, []))
+        given = [(i, token) for i, token in enumerate(state) if token is not None]
+        return target.logits(*context(given, put, position, mask))
+
+    law: Law = defaultdict(float)
+    for canvas, probability in healed_canvases(asked, spelled, logits).items():
+        begun = [None if token < 0 else token for token in canvas]
+        same: dict[str, Any] = {"eos": eos, "mask": mask, "spelled": spelled, **sampling}
+        rest: Law = {(): 1.0}
+        if None in begun:
+            rest = law_by_definition(method, target, begun, family, options, **same)
+        for tokens, chance in rest.items():
+            left = iter(tokens)
+            law[tuple(next(left) if t is None else t for t in begun)] += probability * chance
+    return dict(law)
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class Asked:
     ):
         self.sampling = sampling
         self.first = first
+        self.mask = mask
         self._vocabulary: Vocabulary | None = None
         if spelled is not None:
             self._vocabulary = vocabulary_of(tuple(spelled))

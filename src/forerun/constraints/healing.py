@@ -17,14 +17,18 @@ every beginning of these.
 **The law** of covers is the model's: each has the probability that the model writes its tokens
 after the kept ones, divided by that of all covers together. `probability/covers.py` says what
 sampling parameters do to it.
+
+The text after a hole may begin where no token does. Its first tokens are healed in the same way,
+read from the end: tokens, their bytes and spellings are all in reverse (`backward`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +38,22 @@ from forerun.errors import NotAble
 
 MOST_BACK = 4  # tokens that may be taken back
 MOST_SPELLINGS = 32
+MOST_TRIED = 64  # added tokens, to see what they write
 NONE = np.zeros(0, np.int64)
-WINDOW = 8  # tokens before the healing point that the tokenizer is shown again
+WINDOW = 8  # tokens beyond the healing point that the tokenizer is shown again
+# Before a text that stands inside another, where the tokenizer takes it for a beginning. One is
+# enough if no token holds its end and the beginning of the text.
+ANCHORS = ("\n", ".", "a", "1")
 
 
 class TokenIndex:
-    """Which tokens begin with some bytes."""
+    """Which tokens begin with some bytes; `backward`, which end with them, all in reverse."""
 
-    def __init__(self, spelling: Spelling):
+    def __init__(self, spelling: Spelling, backward: bool = False):
+        if backward:
+            spelling = Spelling([text and text[::-1] for text in spelling.tokens])
         self.spelling = spelling
+        self.backward = backward
         ids = [token for token, text in enumerate(spelling.tokens) if text]
         ids.sort(key=lambda token: spelling.tokens[token] or b"")
         self._ids = np.array(ids, np.int64)
@@ -68,10 +79,68 @@ class TokenIndex:
         last = bisect_left(self._texts, text[:-1] + bytes([text[-1] + 1]))
         return self._ids[first:last]
 
+    def read(self, said: bytes) -> str | None:
+        """Bytes of this index as text; None where they begin or end inside a character."""
+        try:
+            return (said[::-1] if self.backward else said).decode()
+        except UnicodeDecodeError:
+            return None
 
-def token_index(vocabulary: Vocabulary) -> TokenIndex:
+
+def token_index(vocabulary: Vocabulary, backward: bool = False) -> TokenIndex:
     """The index of a model's tokens, made once."""
-    return vocabulary.once(TokenIndex, lambda: TokenIndex(spelling_of(vocabulary)))
+    return vocabulary.once(
+        (TokenIndex, backward), lambda: TokenIndex(spelling_of(vocabulary), backward)
+    )
+
+
+def known_tokens(vocabulary: Vocabulary) -> TokenIndex | None:
+    """The index of a model's tokens, if it is known what each writes, wherever it stands."""
+    try:
+        index = token_index(vocabulary)
+    except NotAble:
+        return None
+    plain = vocabulary.once(known_tokens, lambda: _writes_plainly(vocabulary.tokenizer))
+    return index if plain else None
+
+
+def _writes_plainly(tokenizer: Any) -> bool:
+    """Do added tokens write themselves between words? Some tokenizers make white space of them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    names = {token: str(one) for token, one in added.items() if not one.special}
+    words = tokenizer("a", add_special_tokens=False).input_ids if names else []
+    for token in [*names][:MOST_TRIED]:
+        ids = [*words, token, *words]
+        said = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if names[token] not in said:
+            return False
+    return True
+
+
+def encode_inside(vocabulary: Vocabulary, text: str) -> list[int]:
+    """A text as the tokenizer writes it behind other text: many put a space before what they take
+    for a beginning. Where that cannot be found out, as it writes it alone."""
+    alone = vocabulary.encode(text)
+    index = known_tokens(vocabulary)
+    if index is None or _ending(index, alone, text) == alone:
+        return alone
+    for anchor in ANCHORS:
+        found = _ending(index, vocabulary.encode(anchor + text), text)
+        if found is not None:
+            return found
+    return alone
+
+
+def _ending(index: TokenIndex, tokens: list[int], text: str) -> list[int] | None:
+    """The last of some tokens that write a text, if they do."""
+    said = text.encode()
+    left = len(said)
+    start = len(tokens)
+    while left > 0 and start:
+        start -= 1
+        left -= len(index.spelled(tokens[start]))
+    found = tokens[start:]
+    return found if b"".join(map(index.spelled, found)) == said else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +177,21 @@ class Healing:
         shorter = {one[:i] for one in self.spellings for i in range(len(one))}
         return [own, *(one for one in self.spellings if one not in shorter and one != own)]
 
+    def within(self, most: int) -> Healing:
+        """The same with covers of so many tokens at most."""
+        return replace(self, spellings=[one for one in self.spellings if len(one) < most])
 
-def healing_of(vocabulary: Vocabulary, ids: Sequence[int], least: int) -> Healing | None:
-    """How the end of a prompt is healed, `least` tokens being kept in any case; None where nothing
-    is to be healed, or what tokens write is not known."""
-    try:
-        index = token_index(vocabulary)
-    except NotAble:
+
+def healing_of(
+    vocabulary: Vocabulary, ids: Sequence[int], least: int, backward: bool = False
+) -> Healing | None:
+    """How the end of a text is healed, `least` tokens being kept in any case; None where nothing
+    is to be healed, or what tokens write is not known. `backward`, how its beginning is."""
+    if known_tokens(vocabulary) is None:
         return None
+    index = token_index(vocabulary, backward)
+    if backward:
+        ids = ids[::-1]
     point = _healing_point(index, ids, least)
     if point is None:
         return None
@@ -133,18 +209,9 @@ def _healing_point(index: TokenIndex, ids: Sequence[int], least: int) -> int | N
         if not text:  # a special token: nothing is taken back across it
             break
         rest = text + rest
-        if _is_text(rest) and len(index.beyond(rest)):
+        if index.read(rest) is not None and len(index.beyond(rest)):
             found = point
     return found
-
-
-def _is_text(said: bytes) -> bool:
-    """Does it begin and end with whole characters?"""
-    try:
-        said.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _spellings(
@@ -173,28 +240,36 @@ def _cut_spellings(
     taken: Sequence[int],
     rest: bytes,
 ) -> Iterable[tuple[int, ...]]:
-    """What the tokenizer writes behind the healing point, if the text ends sooner."""
-    before = _text_before(index, kept)
-    text = rest.decode()
-    whole = vocabulary.encode(before + text)
+    """What the tokenizer writes between the healing point and a cut inside the rest, if the text
+    ends there; for an index that reads backward, if it begins there."""
+    near = _text_near(index, kept)
+    text = index.read(rest) or ""
+
+    def tokens_of(part: str) -> list[int]:
+        if index.backward:
+            return encode_inside(vocabulary, part + near)[::-1]
+        return encode_inside(vocabulary, near + part)
+
+    whole = tokens_of(text)
     point = len(whole) - len(taken)
     if whole[point:] != list(taken):  # it writes otherwise here: nothing is known of cuts
         return
-    for end in range(1, len(text)):
-        cut = vocabulary.encode(before + text[:end])
+    for length in range(1, len(text)):
+        part = text[-length:] if index.backward else text[:length]
+        cut = tokens_of(part)
         behind = tuple(cut[point:])
-        if cut[:point] == whole[:point] and index.spelling.spell(behind) == text[:end].encode():
+        if cut[:point] == whole[:point] and index.read(index.spelling.spell(behind)) == part:
             yield behind
 
 
-def _text_before(index: TokenIndex, kept: Sequence[int]) -> str:
-    """Some text before the healing point, which tells the tokenizer where it is."""
+def _text_near(index: TokenIndex, kept: Sequence[int]) -> str:
+    """Some text beyond the healing point, which tells the tokenizer where it is."""
     said = b""
     for token in reversed(kept[-WINDOW:]):
         text = index.spelled(token)
         if not text:
             break
         said = text + said
-    while not _is_text(said):
-        said = said[1:]  # the rest of a character whose beginning is further back
-    return said.decode()
+    while index.read(said) is None:
+        said = said[1:]  # the rest of a character of which the other bytes are further away
+    return index.read(said) or ""

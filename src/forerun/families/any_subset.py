@@ -18,7 +18,9 @@ from torch import Tensor
 
 from forerun.errors import NotAble
 from forerun.families.base import Family, SelfDrafter, family_settings
+from forerun.probability.outcomes import Placement
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.question import BlankLaws
 from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
 
 
@@ -29,6 +31,7 @@ class SubsetScorer(SelfDrafter):
     """
 
     does = "scores chains through blanks anywhere"
+    family: AnySubset
 
     async def verdict_and_drafts(
         self, seq: Canvas, chain: Sequence[int], k: int, prefixes: Sequence[int]
@@ -40,6 +43,23 @@ class SubsetScorer(SelfDrafter):
         return await super().verdict_and_drafts(
             seq, chain, k, prefixes[max(0, len(prefixes) - fit) :]
         )
+
+    async def after_placements(
+        self, seq: Canvas, positions: Sequence[int], placements: Sequence[Placement]
+    ) -> list[BlankLaws]:
+        """The law of one blank after each placement, whose tokens are decided in their order. As
+        many in one forward as there is room for."""
+        found: list[BlankLaws] = []
+        given = len(seq.given) + seq.filled
+        start = 0
+        while start < len(placements):
+            sizes = np.cumsum([given, *(len(one) + 1 for one in placements[start:])])[1:]
+            end = start + max(1, int((sizes <= self.host.room).sum()))
+            where = [[position] for position in positions[start:end]]
+            plan = self.family.placed(seq, positions[start:end], placements[start:end])
+            found += await self.ask_canvases(seq, plan, where, placements[start:end])
+            start = end
+        return found
 
 
 class AnySubset(Family):
@@ -93,6 +113,30 @@ class AnySubset(Family):
             after = seq.blanks[seq.filled + n + 1 :][:k]
             drafts.append(np.stack([np.full(len(after), n), after], 1))
         return self._plan(seq, chain, [self._chain_queries(seq, chain), *drafts])
+
+    def placed(
+        self, seq: Canvas, positions: Sequence[int], placements: Sequence[Placement]
+    ) -> Plan:
+        """A query after each placement. Its tokens are content rows of its own, behind what is
+        decided: each sees those before it, and the query all of them."""
+        plan = self._plan(seq, (), [np.zeros((0, 2), np.int64)])
+        decided = plan.rows.shape[1]
+        rows = [plan.rows]
+        reads = []
+        first = decided
+        for position, placement in zip(positions, placements, strict=True):
+            both = np.array([*placement, (position, self.mask_token)], np.int32)
+            index = first + np.arange(len(both))
+            more = np.zeros((5, len(both)), np.int32)
+            more[POSITION], more[TOKEN] = both.T
+            more[HORIZON] = decided
+            more[LO] = first
+            more[HI] = index + 1
+            more[HI, -1] -= not self.sees_itself
+            rows.append(more)
+            first += len(both)
+            reads.append(index[-1:])
+        return Plan(np.concatenate(rows, 1), reads, stored=decided)
 
     @staticmethod
     def _chain_queries(seq: Canvas, chain: Sequence[int]) -> np.ndarray:

@@ -16,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from forerun.constraints.healing import TokenIndex, encode_inside, known_tokens
 from forerun.constraints.holes import Hole
 from forerun.constraints.parsing import parsed
 from forerun.drafters.base import Drafter
 from forerun.errors import BadOption, ForerunError, NotAble, unknown
 from forerun.families.any_subset import SubsetScorer
 from forerun.families.masked import CanvasFiller
+from forerun.requests.healing import OpenHole, drops_first_space, open_holes
 from forerun.requests.holes import fitting_sizes, hole_specs, said_sizes
 from forerun.requests.jobs import Job, failed_result
 from forerun.requests.model import DecodableModel
-from forerun.requests.prompts import as_list, check_text
+from forerun.requests.prompts import Tokenised, as_list, check_text
 from forerun.requests.request import DecodeRequest
 from forerun.requests.result import Promise, Result
 from forerun.requests.structure import check_no_engine, never_written
@@ -133,7 +135,8 @@ def _parse_editor_request(request: Mapping[str, Any]) -> Template:
 
 def parse_ids(ids: Any) -> Template:
     """Token ids, with None for every blank."""
-    pieces: list[list[int]] = [[]]
+    kind = Tokenised if isinstance(ids, Tokenised) else list
+    pieces: list[list[int]] = [kind()]
     sizes: list[list[int]] = []
     for token in ids:
         whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
@@ -145,9 +148,9 @@ def parse_ids(ids: Any) -> Template:
     for blank, run in itertools.groupby(ids, lambda token: token is None):
         if blank:
             sizes.append([len(list(run))])
-            pieces.append([])
+            pieces.append(kind())
         else:
-            pieces[-1] = [int(token) for token in run if token is not None]
+            pieces[-1] = kind(int(token) for token in run if token is not None)
     if not sizes:
         raise BadOption("token_ids has no blank: put None where a token is missing.")
     return Template(pieces, sizes)
@@ -182,17 +185,18 @@ def read_texts(text: Any, token_ids: Any) -> TextsWithHoles:
 
 
 def _as_list_of_ids(one: Any) -> Any:
-    return list(one) if isinstance(one, Iterable) and not isinstance(one, str) else one
+    plain = isinstance(one, Iterable) and not isinstance(one, str | Tokenised)
+    return list(one) if plain else one
 
 
 def piece_ids(model: DecodableModel, template: Template) -> list[list[int]]:
     """The ids of every piece, each tokenised on its own. What the tokenizer puts before any text
-    comes before the first."""
+    comes before the first, and nothing before the others."""
     found = []
     for index, piece in enumerate(template.pieces):
-        ids = encode(model, piece)
+        ids = encode(model, piece, inside=index > 0)
         if isinstance(piece, str) and index == 0:
-            ids = [*_opening_ids(model.tokenizer), *ids]
+            ids = Tokenised([*_opening_ids(model.tokenizer), *ids])
         for token in ids:
             if not 0 <= token < model.vocab:
                 raise BadOption(
@@ -203,8 +207,11 @@ def piece_ids(model: DecodableModel, template: Template) -> list[list[int]]:
     return found
 
 
-def encode(model: DecodableModel, piece: Piece) -> list[int]:
-    """A text, or token ids, as token ids and nothing else."""
+def encode(model: DecodableModel, piece: Piece, inside: bool = False) -> list[int]:
+    """A text, or token ids, as token ids and nothing else. A text that stands `inside` another has
+    no space put before it."""
+    if isinstance(piece, Tokenised):
+        return piece
     if not isinstance(piece, str):
         return [int(token) for token in piece]
     if model.tokenizer is None:
@@ -212,7 +219,11 @@ def encode(model: DecodableModel, piece: Piece) -> list[int]:
             f"'{model.name}' has no tokenizer: give token_ids, with None for every blank."
         )
     check_text(piece)
-    return list(model.tokenizer(piece, add_special_tokens=False).input_ids) if piece else []
+    if not piece:
+        return []
+    if inside and model.vocabulary is not None:
+        return Tokenised(encode_inside(model.vocabulary, piece))
+    return Tokenised(model.tokenizer(piece, add_special_tokens=False).input_ids)
 
 
 def _opening_ids(tokenizer: Any) -> list[int]:
@@ -288,6 +299,10 @@ class Infilling:
         # The best length is chosen by log-probability, so they are always recorded.
         recorded = replace(sampling, logprobs=sampling.logprobs or 0)
         scored = replace(request, sampling=recorded)
+        self.opened = [
+            open_holes(model, sampling, self.pieces, self._holes(lengths))
+            for lengths in self.lengths
+        ]
         self.jobs = [
             # A hole ends where the given text goes on: an end token inside would say otherwise.
             Job(
@@ -298,8 +313,9 @@ class Infilling:
                 sample=i,
                 forbidden=model.eos,
                 holes=self._holes(lengths),
+                opened=[hole for hole in opened if hole is not None],
             )
-            for i, lengths in enumerate(self.lengths)
+            for i, (lengths, opened) in enumerate(zip(self.lengths, self.opened))
         ]
         if self.n > len(self.jobs):
             raise BadOption(
@@ -310,9 +326,10 @@ class Infilling:
     def results(self) -> list[Infilled]:
         """The n best by joint density per token; in the order of their samples where all have the
         same length."""
-        found = [self._infilled(job, lengths) for job, lengths in zip(self.jobs, self.lengths)]
+        found = [self._infilled(*one) for one in zip(self.jobs, self.lengths, self.opened)]
         if len(set(self.lengths)) > 1:
-            found.sort(key=lambda result: -_density_per_token(result))
+            rates = [_density_per_token(*one) for one in zip(found, self.jobs)]
+            found = [found[i] for i in np.argsort(-np.array(rates), kind="stable")]
         return found[: self.n]
 
     def _holes(self, lengths: Sequence[int]) -> list[Hole]:
@@ -322,28 +339,45 @@ class Infilling:
         parts = zip(starts, lengths, self.specs, strict=True)
         return [Hole(start, start + length, spec) for start, length, spec in parts]
 
-    def _infilled(self, job: Job, lengths: Sequence[int]) -> Infilled:
+    def _infilled(
+        self, job: Job, lengths: Sequence[int], opened: Sequence[OpenHole | None]
+    ) -> Infilled:
         result = job.result()
-        canvas = job.seq.tokens
+        # Before the borders stand, the text is what was given.
+        canvas = job.seq.tokens.tolist() if job.begun else job.prompt
         fill_ids = []
         fills = []
-        for start, end, _ in self._holes(lengths):
-            ids = [int(token) for token in canvas[start:end] if token != BLANK]
+        for hole, open_hole in zip(self._holes(lengths), opened):
+            text, ids = self._fill(job, hole, open_hole)
             fill_ids.append(ids)
-            fills.append(decode_after(self.model, canvas[:start], ids))
+            fills.append(text)
         given = [p if isinstance(p, str) else self.model.decode(p) for p in self.template.pieces]
         parts = itertools.zip_longest(given, fills, fillvalue="")
         logprob = None
         if not job.seq.remaining and result.error is None:
-            logprob = sum(entry["logprob"] for entry in result.logprobs or ())
+            chosen = itertools.chain(result.logprobs or (), job.respelled)
+            logprob = sum(entry["logprob"] for entry in chosen)
         fields = {
             **vars(result),
             "parsed": self._parsed(job, fills),
             "logprobs": result.logprobs if self.shows_logprobs else None,
             "text": "".join(itertools.chain.from_iterable(parts)),
-            "token_ids": [int(token) for token in canvas if token != BLANK],
+            "token_ids": [token for token in canvas if token != BLANK],
         }
         return Infilled(**fields, fills=fills, fill_ids=fill_ids, given=given, logprob=logprob)
+
+    def _fill(self, job: Job, hole: Hole, opened: OpenHole | None) -> tuple[str, list[int]]:
+        """What a hole holds: its text, and the tokens that write it."""
+        canvas = job.seq.tokens
+        if opened is None:
+            ids = [int(token) for token in canvas[hole.start : hole.end] if token != BLANK]
+            return decode_after(self.model, canvas[: hole.start], ids), ids
+        if not job.begun:
+            return "", []
+        said, ids = opened.fill(canvas)
+        if opened.before is None and not writes(opened.tokens, canvas[: opened.start]):
+            said = said.removeprefix(first_space(self.model))
+        return said.decode(errors="replace"), ids
 
     def _parsed(self, job: Job, fills: Sequence[str]) -> list[Any] | None:
         """The values of what must be in the holes, if anything must."""
@@ -354,19 +388,35 @@ class Infilling:
         return [fill if spec is None else parsed(spec, schema, fill) for spec, fill in pairs]
 
 
-def _density_per_token(result: Infilled) -> float:
+def _density_per_token(result: Infilled, job: Job) -> float:
     logprob = -np.inf if result.logprob is None else result.logprob
-    return logprob / max(1, result.stats.tokens)
+    return logprob / max(1, len(job.seq.output) + len(job.respelled))
 
 
 def decode_after(model: DecodableModel, before: np.ndarray, ids: Sequence[int]) -> str:
     """The text of some tokens where they stand: tokenizers may drop a space at the very start."""
+    index = None if model.vocabulary is None else known_tokens(model.vocabulary)
+    if index is not None:
+        said = b"".join(map(index.spelled, ids))
+        if not writes(index, before):
+            said = said.removeprefix(first_space(model))
+        return said.decode(errors="replace")
     if not len(before) or before[-1] == BLANK:
         return model.decode(ids)
     left = [int(before[-1])]
     alone = model.decode(left)
     together = model.decode([*left, *ids])
     return together[len(alone) :] if together.startswith(alone) else model.decode(ids)
+
+
+def first_space(model: DecodableModel) -> bytes:
+    """What the tokenizer drops at the very beginning of a text."""
+    return b" " if drops_first_space(model) else b""
+
+
+def writes(index: TokenIndex, tokens: np.ndarray) -> bool:
+    """Do some tokens write anything?"""
+    return any(index.spelled(int(token)) for token in tokens)
 
 
 def check_infill(model: DecodableModel, options: Mapping[str, Any]) -> None:
@@ -403,9 +453,9 @@ def completion_ids(model: DecodableModel, template: Template, completion: Any) -
             f"completion has {len(parts)} parts, and the text has {len(template.sizes)} holes: "
             f"give one for each."
         )
-    found = []
+    found: list[list[int]] = []
     for part, sizes in zip(parts, template.sizes):
-        ids = encode(model, part)
+        ids = encode(model, part, inside=bool(found or template.pieces[0]))
         if not ids or (sizes and len(ids) not in sizes):
             raise BadOption(
                 f"completion {part!r} has {len(ids)} tokens, and its hole has "

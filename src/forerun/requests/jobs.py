@@ -27,10 +27,10 @@ from forerun.drafters.base import Drafter
 from forerun.engine.loop import Driver
 from forerun.engine.ticket import DecodingCoroutine, Ticket, do_nothing
 from forerun.errors import BadOption, ForerunError
-from forerun.methods.healing import Healed, heal
+from forerun.methods.healing import Healed, heal, heal_border
 from forerun.probability.logits import TokenHistory
 from forerun.requests.detokenizer import Detokenizer
-from forerun.requests.healing import Onset, respelled, said_before
+from forerun.requests.healing import Onset, OpenHole, respelled, said_before
 from forerun.requests.model import DecodableModel
 from forerun.requests.request import DecodeRequest, stop_tokens
 from forerun.requests.result import NO_COST, Promise, Result, promise_of, stats_of
@@ -53,10 +53,11 @@ class Job:
     """One sequence to decode: its canvas, its text so far, and its ticket in the engine.
 
     `sample` numbers the samples of one prompt. With `streams`, text is made as tokens come.
-    `forbidden` tokens are never written. `holes` say what must be in them.
+    `forbidden` tokens are never written. `holes` say what must be in them, `opened` which of them
+    are healed. `before` is what the output follows, as `text_before` has it.
     """
 
-    def __init__(  # noqa: PLR0913 - four of them are keywords
+    def __init__(  # noqa: PLR0913 - most of them are keywords
         self,
         model: DecodableModel,
         request: DecodeRequest,
@@ -68,6 +69,8 @@ class Job:
         forbidden: frozenset[int] = frozenset(),
         holes: Sequence[Hole] = (),
         healing: Healing | None = None,
+        opened: Sequence[OpenHole] = (),
+        before: tuple[Sequence[int], str] = ((), ""),
     ):
         self.model = model
         self.request = request
@@ -75,18 +78,22 @@ class Job:
         self.forbidden = forbidden
         self.holes = holes
         self.healing = healing
-        self.begun = healing is None  # is the canvas the one that is decoded?
+        self.opened = opened
+        # Is the canvas the one that is decoded?
+        self.begun = healing is None and not opened
         self.prompt = [token for token in canvas if token != BLANK]
-        self.respelled: list[TokenLogprob] = []  # the healed end of the prompt
+        self.respelled: list[TokenLogprob] = []  # the healed end of the prompt, or around holes
+        self.healed_in = 0  # how many of those write into a hole
         self.streams = streams
         self.stopped_by: str | int | None = None
         self.first_token_at: float | None = None
-        self._spoken: tuple[Sequence[int], str] = ((), "")  # what the output follows
+        self._spoken = before  # what the output follows
         sampling = request.sampling
         self.stop_tokens = stop_tokens(model, sampling)
         self.detokenizer: Detokenizer | None = None
         if streams or sampling.stop:
             self.detokenizer = Detokenizer(model.decode, sampling.stop)
+            self.detokenizer.begin_after(*self._spoken)
         history = TokenHistory(
             sampling,
             np.asarray(self.prompt, np.int64),
@@ -97,6 +104,12 @@ class Job:
         )
         if healing is not None:
             canvas = [*healing.kept, *[BLANK] * (len(canvas) - len(healing.kept))]
+        for hole in opened:
+            canvas = [
+                *canvas[: hole.start],
+                *[BLANK] * (hole.end - hole.start),
+                *canvas[hole.end :],
+            ]
         self.seq = Canvas(
             canvas, history=history, ending=self._ending, seed=sampling.seed, sample=sample
         )
@@ -116,7 +129,9 @@ class Job:
             self.seq.finish_reason = "unmet"  # no text is short or long enough: nothing is asked
 
     def _start(self) -> DecodingCoroutine:
-        return self._decode() if self.healing is None else self._heal_and_decode(self.healing)
+        if self.healing is not None:
+            return self._heal_and_decode(self.healing)
+        return self._heal_holes_and_decode() if self.opened else self._decode()
 
     def _decode(self) -> DecodingCoroutine:
         arguments = {} if self.drafter is None else {"drafter": self.drafter}
@@ -141,6 +156,42 @@ class Job:
         if not self.seq.done:
             await self._decode()
 
+    async def _heal_holes_and_decode(self) -> None:
+        """Choose the tokens around holes anew, one border after the other, and fill the rest."""
+        history = self.seq.history
+        constraint = history.constraint
+        history.constraint = None  # none of it is healed
+        for hole in self.opened:
+            room = hole.size
+            for healing, first, step in hole.borders:
+                room += len(healing.taken)
+                room -= await self._heal_border(healing.within(room), first, step)
+        self.prompt = [int(token) for token in self.seq.tokens if token != BLANK]
+        history.begin(np.asarray(self.prompt, np.int64))
+        self.begun = True
+        if constraint is not None:
+            canvas = self.seq.tokens.tolist()
+            forbidden = self.forbidden
+            again = constraint_of(self.model, self.request, canvas, forbidden, self.holes)
+            history.constraint = again
+        if not self.seq.remaining:
+            self.seq.finish_reason = "length"
+        if not self.seq.done:
+            await self._decode()
+
+    async def _heal_border(self, healing: Healing, first: int, step: int) -> int:
+        """Choose the tokens at one border of a hole anew. They are given from then on. How many
+        there are."""
+        healed = await heal_border(self.seq, self.model.handle(), healing, first, step)
+        tokens = [*healing.spellings[healed.cover.spelling], healed.cover.token]
+        canvas = self.seq.tokens.tolist()
+        for i, token in enumerate(tokens):
+            canvas[first + step * i] = token
+        self.seq.begin(canvas)
+        self.respelled += respelled(healing, healed, tokens)
+        self.healed_in += bool(healing.over(healed.cover.spelling, healed.cover.token))
+        return len(tokens)
+
     def _begin_after(self, healing: Healing, healed: Healed, over: bytes) -> None:
         """Take what the cover writes of the prompt for the prompt."""
         spelling = healing.spellings[healed.cover.spelling]
@@ -151,7 +202,7 @@ class Job:
         self.seq.history.begin(np.asarray(self.prompt, np.int64))
         self.seq.begin([*self.prompt, *[BLANK] * room])
         self.begun = True
-        self._spoken = said_before(self.model, healing, tokens)
+        self._spoken = said_before(self.model, healing, tokens, self._spoken)
         if self.detokenizer is not None:
             self.detokenizer.begin_after(*self._spoken)
 
@@ -246,8 +297,8 @@ class Job:
         first = self.first_token_at
         stats = stats_of(
             seq.trace,
-            prompt_tokens=len(self.prompt),
-            tokens=len(seq.output),
+            prompt_tokens=len(self.prompt) - self.healed_in,
+            tokens=len(seq.output) + self.healed_in,
             seconds=ended - started,
             queued_seconds=started - ticket.submitted,
             first_token_seconds=None if first is None else first - started,

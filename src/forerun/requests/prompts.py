@@ -17,7 +17,12 @@ Message = Mapping[str, Any]
 
 class Tokenised(list[int]):
     """The token ids of a text as its tokenizer wrote them. Where the text ends, no token need end:
-    what was given as token ids is taken as it is, and this may be healed."""
+    what was given as token ids is taken as it is, and this may be healed.
+
+    What is generated stands in the text behind the last of them, or else behind those of `text`.
+    """
+
+    text: Sequence[int] | None = None
 
 
 class Prompts(NamedTuple):
@@ -128,6 +133,7 @@ def _token_ids(
             ids = encode(model, prompt)
             if isinstance(prompt, str | Tokenised):
                 ids = Tokenised(ids)
+                ids.text = getattr(prompt, "text", None)
         else:
             ids = encode(model, chat_text(model, prompt, template), special=False)
         check_not_empty(ids, model)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from forerun.api import Model
 from forerun.requests.infill import EDITOR_LENGTHS, Infilled, parse_ids, parse_text, read_texts
 from forerun.requests.jobs import Jobs
-from forerun.requests.prompts import encode
+from forerun.requests.prompts import Tokenised, encode
 from forerun.requests.result import Result
 from forerun.serve import answers
 from forerun.serve.encoding import JsonResponse
@@ -178,12 +178,14 @@ def refuse_failed(jobs: Jobs) -> None:
 def submit_fim(asked: GapRequest, how: How, able: Sequence[str], model: Model) -> Jobs:
     """Have a left-to-right model fill gaps through its own tokens for that."""
     tokens = fim_tokens(model)
-    ids = []
+    given = how.arguments(model)
+    heal = given.get("heal", True)
+    ids: list[list[int]] = []
     for gap in asked.gaps:
         if tokens is not None:
-            ids.append(fim_prompt(model, tokens, gap.prefix, gap.suffix))
+            ids.append(fim_prompt(model, tokens, gap.prefix, gap.suffix, heal))
         elif not gap.suffix:
-            ids.append(encode(model, gap.prefix))
+            ids.append(Tokenised(encode(model, gap.prefix)))
         else:
             others = " or ".join(map(repr, able)) or "none that is served here"
             raise refused(
@@ -194,7 +196,6 @@ def submit_fim(asked: GapRequest, how: How, able: Sequence[str], model: Model) -
             )
     most = min(gap.max_tokens for gap in asked.gaps)
     check_fits(model, ids, most)
-    given = how.arguments(model)
     if tokens is not None:
         ends = {*given.get("stop_token_ids", ()), *tokens.all}
         given["stop_token_ids"] = sorted(ends)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.api import Model
-from forerun.requests.prompts import check_ids, encode
+from forerun.constraints.healing import encode_inside, healing_of
+from forerun.requests.prompts import Tokenised, check_ids, encode
 
 # (before the prefix, before the suffix, before the middle), as families of models write them.
 NAMES = (
@@ -48,15 +49,25 @@ def fim_tokens(model: Model) -> FimTokens | None:
     return None
 
 
-def fim_prompt(model: Model, tokens: FimTokens, prefix: str, suffix: str) -> list[int]:
-    """A text with a gap, as the model was trained to see it."""
+def fim_prompt(
+    model: Model, tokens: FimTokens, prefix: str, suffix: str, heal: bool = True
+) -> Tokenised:
+    """A text with a gap, as the model was trained to see it. With `heal`, the last tokens of the
+    prefix stand where the middle begins: there they are healed, as a prompt's are."""
+    assert model.vocabulary is not None, "it has tokens for this, so it has a tokenizer"
+    vocabulary = model.vocabulary
     opening = opening_ids(model)
     before = encode(model, prefix, special=False) if prefix else []
-    after = encode(model, suffix, special=False) if suffix else []
+    after = encode_inside(vocabulary, suffix) if suffix else []
     if tokens.middle is None:
-        ids = [*opening, tokens.suffix, *after, tokens.prefix, *before]
+        ids = Tokenised([*opening, tokens.suffix, *after, tokens.prefix, *before])
     else:
-        ids = [*opening, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
+        healing = healing_of(vocabulary, before, 0) if heal else None
+        kept = before if healing is None else healing.kept
+        taken = [] if healing is None else healing.taken
+        prompt = [*opening, tokens.prefix, *kept, tokens.suffix, *after, tokens.middle, *taken]
+        ids = Tokenised(prompt)
+        ids.text = kept
     check_ids(ids, model)
     return ids
 

@@ -280,6 +280,7 @@ class LlamaInfillRequest(BaseModel):
     top_p: Number | None = None
     min_p: Number | None = None
     stop: list[str] | None = None
+    heal: bool | None = None  # ours
     seed: Seed | None = None
     stream: bool | None = None
 
