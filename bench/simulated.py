@@ -5,6 +5,8 @@ the real ones; only forwards are not run and the clock is not the machine's.
     python bench/simulated.py              (prints the table)
     python bench/simulated.py --write      (puts it into docs/auto.md)
     python bench/simulated.py --only "nothing is accepted" --machine CPU
+    python bench/simulated.py --machine int4 --keep FILE     (in parts: one machine at a time)
+    python bench/simulated.py --publish FILE ...             (puts those into docs/auto.md)
 
 The texts are the worst there are for a method that chooses: copies that never go on and a draft
 model that is never right, or always; both that change in mid-text; a batch that fills.
@@ -13,7 +15,9 @@ model that is never right, or always; both that change in mid-text; a batch that
 from __future__ import annotations
 
 import argparse
+import json
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -24,7 +28,7 @@ import torch
 
 from forerun.api import Model
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.costs import StepCosts, interpolated
+from forerun.engine.costs import ROWS, StepCosts, interpolated
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageShape, PageTable
 from forerun.families.causal import Causal
@@ -39,12 +43,30 @@ END = "<!-- end of simulated -->"
 
 @dataclass(frozen=True)
 class Machine:
-    """What forwards cost, in seconds by rows, and what the host adds for a sequence that drafts."""
+    """What forwards cost, in seconds by rows, and what a step costs more in which somebody drafts:
+    once, and for each sequence that does. `auto` is told only what it would have measured."""
 
     name: str
     curve: dict[int, float]
     host: float
     draft: float  # one forward of the draft model
+    judged: float = 0.0
+
+    def seconds(self, rows: int, drafting: int = 0) -> float:
+        judged = self.judged if drafting else 0.0
+        return interpolated(self.curve, rows) + judged + self.host * drafting
+
+    @property
+    def measured(self) -> dict[int, float]:
+        return {rows: interpolated(self.curve, rows) for rows in ROWS}
+
+
+def tiles(base: float, each: float, height: int = 16, most: int = 1024) -> dict[int, float]:
+    """A staircase: every so many rows cost as much as one of them."""
+    curve = {}
+    for first in range(1, most, height):
+        curve[first] = curve[first + height - 1] = base + each * (first // height)
+    return curve
 
 
 GPU = Machine(
@@ -53,12 +75,26 @@ GPU = Machine(
     host=1e-4,
     draft=1e-3,
 )
+TILES = Machine("GPU: tiles of 16 rows", tiles(2e-3, 5e-4), host=5e-5, draft=5e-4, judged=3e-4)
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
     host=5e-5,
     draft=5e-3,
 )
+INT4 = Machine(
+    "CPU, int4",
+    {1: 0.010, 2: 0.0143, 4: 0.023, 8: 0.043, 16: 0.085, 32: 0.170, 64: 0.340, 128: 0.680},
+    host=5e-5,
+    draft=2e-3,
+)
+FLOAT32 = Machine(
+    "CPU, float32",
+    {1: 0.030, 2: 0.033, 4: 0.039, 8: 0.057, 16: 0.105, 32: 0.210, 64: 0.420, 128: 0.840},
+    host=5e-5,
+    draft=6e-3,
+)
+MACHINES = (GPU, TILES, CPU, INT4, FLOAT32)
 
 
 class Text(NamedTuple):
@@ -140,17 +176,18 @@ class Replay(SlottedBackbone):
             return self.machine.draft
         reads = [sum(map(len, segment.plan.reads)) for segment in batch.segments]
         drafting = sum(count > 1 for count in reads)
-        return interpolated(self.machine.curve, len(batch.slots)) + self.machine.host * drafting
+        return self.machine.seconds(len(batch.slots), drafting)
 
 
 @dataclass
 class Scene:
-    """Texts that are written, how many at once, and how many steps lie between two arrivals."""
+    """Texts that are written, how many at once, and how much time lies between two arrivals: in
+    steps of one row. Time, not steps: whoever takes fewer must not meet fewer texts."""
 
     name: str
     texts: list[Text]
     lanes: int = 1
-    every: int = 0
+    every: float = 0.0
     has_draft: bool = True
 
 
@@ -188,11 +225,14 @@ def traps(chance: random.Random, length: int) -> list[int]:
 
 
 class Writer:
-    """Makes texts of some length, with a draft model's agreement."""
+    """Makes texts of some length, with a draft model's agreement. With `varied` they have half as
+    many tokens to half as many more: if all texts of a batch ended in the same step, plain decoding
+    would read all prompts at once, and whoever ends one sooner would not."""
 
-    def __init__(self, tokens: int):
+    def __init__(self, tokens: int, varied: bool = False):
         self.chance = random.Random(0)
-        self.length = PROMPT + tokens
+        self.varied = varied
+        self.length = PROMPT + tokens + varied * tokens // 2
         self.turns = [i // 40 % 2 == 0 for i in range(self.length)]
 
     def traps(self, count: int, share: float = 0.0) -> list[Text]:
@@ -202,6 +242,11 @@ class Writer:
     def loops(self, count: int) -> list[Text]:
         """Everything is accepted."""
         return self._texts(count, lambda: loops(self.chance, self.length), 1.0)
+
+    def halves(self, count: int) -> list[Text]:
+        """Every second text has everything accepted, the others nothing."""
+        pairs = zip(self.loops(count), self.traps(count))
+        return [pair[i % 2] for i, pair in enumerate(pairs)]
 
     def mixed(self, count: int) -> list[Text]:
         """What is accepted changes every 40 tokens."""
@@ -217,24 +262,34 @@ class Writer:
             agrees = self.turns
             if share is not None:
                 agrees = [self.chance.random() < share for _ in range(self.length)]
-            found.append(Text([name, *make()], 1 + PROMPT, [True, *agrees]))
+            tokens = [name, *make()]
+            if self.varied:
+                tokens = tokens[: 1 + PROMPT + self._part()]
+            found.append(Text(tokens, 1 + PROMPT, [True, *agrees]))
         return found
+
+    def _part(self) -> int:
+        most = self.length - PROMPT
+        return self.chance.randint(most // 3, most)
 
 
 def scenes(tokens: int = 160) -> list[Scene]:
     one = Writer(tokens)
-    many = Writer(max(16, tokens // 3))
+    many = Writer(max(16, tokens // 2), varied=True)
     return [
         Scene("nothing is accepted", one.traps(4)),
         Scene("everything is accepted", one.loops(4)),
         Scene("it changes every 40 tokens", one.mixed(4)),
         Scene("seven in ten drafts, no copies", one.traps(4, 0.7)),
         Scene("copies only, no draft model", one.mixed(4), has_draft=False),
-        Scene("a batch of 8, nothing", many.traps(16), lanes=8),
-        Scene("a batch of 8, everything", many.loops(16), lanes=8),
-        Scene("a batch fills from 1 to 32, nothing", many.traps(48), 32, 2),
-        Scene("a batch fills from 1 to 32, changing", many.mixed(48), 32, 2),
-        Scene("a batch fills from 1 to 32, everything", many.loops(48), 32, 2),
+        Scene("a batch of 8, nothing", many.traps(20), lanes=8),
+        Scene("a batch of 8, everything", many.loops(20), lanes=8),
+        Scene("a batch of 8, half of them everything", many.halves(20), lanes=8),
+        Scene("a batch fills from 1 to 32, nothing", many.traps(40), 32, 0.5),
+        Scene("a batch fills from 1 to 32, changing", many.mixed(40), 32, 0.5),
+        Scene("a batch fills from 1 to 32, everything", many.loops(40), 32, 0.5),
+        Scene("a batch fills from 1 to 32, half of them everything", many.halves(40), 32, 0.5),
+        Scene("a batch of 32, seven in ten drafts", many.traps(40, 0.7), lanes=32),
     ]
 
 
@@ -250,7 +305,7 @@ class Player:
         self.model = self._model(False)
         self.model.host.costs = StepCosts()  # nothing is begun ahead, neither paid for nor gained
         self.model.host.pace.costs = self.model.host.costs
-        self.model.host.costs.curve = dict(self.machine.curve)
+        self.model.host.costs.curve = self.machine.measured
         self.model.engine.watch.now = self.now
         self.draft = self._model(True) if self.scene.has_draft else None
 
@@ -266,46 +321,56 @@ class Player:
             options = {**options, "draft": self.draft}
         self.model.host.forget()  # prompts are read each time
         began = self.now()
-        waiting = list(self.scene.texts)
+        every = self.scene.every * self.machine.curve[1]
+        waiting = deque((began + i * every, text) for i, text in enumerate(self.scene.texts))
         jobs = []
-        steps = 0
         while waiting or self.model.engine.busy:
-            free = self.scene.lanes - len(self.model.engine.running)
-            if waiting and free and (not self.scene.every or steps >= self.scene.every * len(jobs)):
-                text = waiting.pop(0)
+            if not self.model.engine.busy:
+                self.now.seconds = max(self.now.seconds, waiting[0][0])
+            while waiting and waiting[0][0] <= self.now():
+                text = waiting.popleft()[1]
                 tokens = len(text.tokens) - text.prompt
                 how = dict(method=method, max_tokens=tokens, ignore_eos=True, **options)
                 jobs.append((text, self.model.submit(text.tokens[: text.prompt], **how)))
-            forwards = self.model.engine.clock.forwards
             self.model.engine.step()
-            steps += self.model.engine.clock.forwards > forwards
         for text, job in jobs:
             assert job.outcome().token_ids == text.tokens[text.prompt :], "another text"
         self.results = [job.outcome() for _, job in jobs]
         return self.now() - began
 
+    def twice(self, contestant: Contestant) -> tuple[float, float]:
+        return self.seconds(contestant), self.seconds(contestant)
+
 
 class Row(NamedTuple):
-    """One scene on one machine: seconds, from a model that has seen nothing and from one that has
-    decoded the same before."""
+    """One scene on one machine: seconds of a model that has seen nothing, and of one that has
+    decoded the same before. What was learnt counts for fixed methods, too: how long steps take says
+    how fast prompts are read."""
 
     machine: str
     scene: str
-    plain: float
-    best: float
-    by: str
-    cold: float
-    warm: float
+    by: str  # the best fixed method
+    plain: tuple[float, float]
+    best: tuple[float, float]
+    auto: tuple[float, float]
     drafted: int  # rows, by `auto` at first
     accepted: int
 
     @property
+    def over_plain(self) -> list[float]:
+        return [plain / auto for plain, auto in zip(self.plain, self.auto)]
+
+    @property
+    def over_best(self) -> list[float]:
+        return [best / auto for best, auto in zip(self.best, self.auto)]
+
+    @property
     def of_plain(self) -> float:
-        return self.plain / max(self.cold, self.warm)
+        return min(self.over_plain)
 
     @property
     def of_best(self) -> float:
-        return self.best / max(self.cold, self.warm)
+        return min(self.over_best)
 
 
 def simulate(
@@ -315,22 +380,20 @@ def simulate(
         contestants = FEW if scene.lanes > 1 else GRID + DRAFTED
     if not scene.has_draft:
         contestants = [one for one in contestants if one[0] != "speculative"]
-    taken = {label(one): Player(scene, machine).seconds(one) for one in contestants}
+    taken = {label(one): Player(scene, machine).twice(one) for one in contestants}
     player = Player(scene, machine)
     cold = player.seconds(("auto", {}))
     events = [event for result in player.results for event in result.trace]
-    warm = player.seconds(("auto", {}))
-    by = min(taken, key=lambda name: taken[name])
+    by = min(taken, key=lambda name: sum(taken[name]))
     return Row(
         machine.name,
         scene.name,
-        taken["ar"],
-        taken[by],
         by,
-        cold,
-        warm,
-        sum(len(event.drafted) for event in events),
-        sum(event.accepted for event in events),
+        plain=taken["ar"],
+        best=taken[by],
+        auto=(cold, player.seconds(("auto", {}))),
+        drafted=sum(len(event.drafted) for event in events),
+        accepted=sum(event.accepted for event in events),
     )
 
 
@@ -341,9 +404,9 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.machine} | {row.scene} | `{row.by}` | {row.plain / row.best:.2f} | "
-        f"{row.plain / row.cold:.3f}, {row.plain / row.warm:.3f} | "
-        f"{row.best / row.cold:.3f}, {row.best / row.warm:.3f} | {row.drafted}, {row.accepted} |"
+        f"| {row.machine} | {row.scene} | `{row.by}` | {sum(row.plain) / sum(row.best):.2f} | "
+        f"{row.over_plain[0]:.3f}, {row.over_plain[1]:.3f} | "
+        f"{row.over_best[0]:.3f}, {row.over_best[1]:.3f} | {row.drafted}, {row.accepted} |"
         for row in rows
     ]
     least = (
@@ -356,22 +419,34 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", default="", help="scenes whose name has this in it")
-    parser.add_argument("--machine", default="", help="CPU or GPU")
+    parser.add_argument("--machine", default="", help="machines whose name has this in it")
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--write", action="store_true", help="put the table into docs/auto.md")
+    parser.add_argument("--keep", type=Path, help="write the rows of the table into this file")
+    parser.add_argument("--publish", type=Path, nargs="+", help="put kept rows into docs/auto.md")
     arguments = parser.parse_args()
+    if arguments.publish:
+        kept = [json.loads(line) for file in arguments.publish for line in file.open()]
+        write(table([Row(*each) for each in kept]), arguments.tokens)
+        return
     rows = []
-    for machine in (GPU, CPU):
+    for machine in MACHINES:
         for scene in scenes(arguments.tokens):
             if arguments.only in scene.name and arguments.machine in machine.name:
                 rows.append(simulate(scene, machine))
                 print(table(rows[-1:]).splitlines()[2], flush=True)
-    told = f"{table(rows)} {arguments.tokens} tokens per text; {date.today()}."
-    print(told.splitlines()[-1])
+    print(table(rows).splitlines()[-1])
+    if arguments.keep:
+        arguments.keep.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if arguments.write:
-        from page import DOCS, write_part
+        write(table(rows), arguments.tokens)
 
-        write_part(Path(DOCS / "auto.md"), told, START, END)
+
+def write(told: str, tokens: int) -> None:
+    from page import DOCS, write_part
+
+    told = f"{told} {tokens} tokens per text, half of that in batches; {date.today()}."
+    write_part(Path(DOCS / "auto.md"), told, START, END)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import torch
 
 from forerun.drafters.diffusion import reveal_chances
 from forerun.drafters.lookup import continuation
+from forerun.drafters.odds import ModelOdds
 from tests.helpers import fresh, model
 
 
@@ -99,3 +100,18 @@ def test_alpha_counts_judged_tokens_only():
     accepted = sum(event.accepted for event in verdicts)
     rejections = sum(bool(event.rejected) for event in verdicts)
     assert result.stats.alpha == pytest.approx(accepted / (accepted + rejections))
+
+
+def test_requests_that_run_at_once_learn_from_each_other():
+    known = ModelOdds([0.7])
+    one, other = known.of_request(), known.of_request()
+    alone = known.of_request(learns=False)
+    for _ in range(20):
+        one.count(0, False)
+    assert one.chance(0) < other.chance(0) < 0.3, (
+        "the model is known better, the request still more"
+    )
+    before = other.chance(0)
+    for _ in range(20):
+        alone.count(0, True)
+    assert other.chance(0) == before

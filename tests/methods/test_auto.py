@@ -206,3 +206,24 @@ def test_all_begin_to_draft_where_one_alone_would_not_pay(monkeypatch):
     shares = [1 - r.stats.choices.get("none", 0) / r.stats.forwards for r in results]
     assert min(shares) > 0.3
     assert m.host.company.sequences == 0
+
+
+def test_all_use_a_draft_model_where_none_alone_would():
+    """Its forwards hold up everybody: a draft for one of eight is never worth it, for all it is."""
+    target = TableBackbone(vocab=8, seed=1, sharpness=9.0)
+    shares = []
+    for count in (1, 8):
+        m = table_model(target)
+        costs = m.host.costs = StepCosts("cpu")
+        costs.corrects = False
+        costs.curve = {1: 1.0, 600: 1.0}
+        same = TableBackbone(
+            vocab=8, seed=2, like=target, blend=1.0, cost=0.1, step_costs={1: 0.3, 2: 0.3}
+        )
+        for n in range(8 - count):
+            m.submit([3, n], method="ar", max_tokens=40)
+        how = dict(draft=table_model(same), max_tokens=40)
+        results = m.generate([[1, n] for n in range(count)], **how)
+        drafted_by = [r.stats.choices.get("draft", 0) / r.stats.forwards for r in results]
+        shares.append(min(drafted_by))
+    assert shares[0] < 0.2 and shares[1] > 0.5

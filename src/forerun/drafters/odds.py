@@ -54,23 +54,35 @@ class Odds:
     def __init__(self, model: Tally, learns: bool):
         self._last = len(model.judged) - 1
         places = range(self._last + 1)
-        self._first = [model.chance(place) for place in places]
+        self._model = model
+        self._learns = learns
         self._weights = [
             PRIOR + min(MORE_PRIOR, PER_TOKEN * (model.judged[place] - MODEL_PRIOR))
             for place in places
         ]
-        self._own = Tally(self._first, self._weights, FADES)
-        self._model = model if learns else None
+        self._prior = list(self._weights)  # what is left of them
+        self._own = Tally(self._weights, [0.0] * len(places), FADES)
 
     def count(self, place: int, right: bool) -> None:
         """A token at this place was judged."""
         place = min(place, self._last)
         self._own.count(place, right)
-        if self._model is not None:
+        self._prior[place] *= FADES
+        if self._learns:
             self._model.count(place, right)
 
     def chance(self, place: int) -> float:
-        return min(MOST, self._own.chance(min(place, self._last)))
+        """Requests that run beside this one teach the model, too: a batch learns together."""
+        place = min(place, self._last)
+        own = self._own
+        prior = self._prior[place]
+        right = own.right[place] + prior * self._model.chance(place)
+        return min(MOST, right / (own.judged[place] + prior))
+
+    @property
+    def seen(self) -> float:
+        """Tokens at the first place that were judged, in all requests."""
+        return self._model.judged[0] - MODEL_PRIOR
 
     def count_draft(self, drafted: int, accepted: int) -> None:
         """A verdict: places are depths, and nothing is known of those behind a rejected one."""
@@ -82,8 +94,9 @@ class Odds:
         for nothing would ever mend them."""
         own = self._own
         for place, weight in enumerate(self._weights):
-            own.right[place] += RESTS * (weight * self._first[place] - own.right[place])
-            own.judged[place] += RESTS * (weight - own.judged[place])
+            own.right[place] -= RESTS * own.right[place]
+            own.judged[place] -= RESTS * own.judged[place]
+            self._prior[place] += RESTS * (weight - self._prior[place])
 
 
 class Trend:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Generic, NamedTuple
 
+from forerun.engine.company import Company, Prospects, Wish
 from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
@@ -36,30 +39,6 @@ class Account:
     probes: float = 0.0
 
 
-class Wish(NamedTuple):
-    """What a sequence would have of a step if drafts paid: rows, and the tokens that they bring."""
-
-    rows: int = 1
-    tokens: float = 1.0
-
-
-@dataclass
-class Company:
-    """The wishes of all sequences that choose. One that drafts alone takes from all others what is
-    begun ahead, and may never pay; all together may. So it is decided for all of them."""
-
-    sequences: int = 0
-    rows: int = 0
-    drafting: int = 0  # sequences that would have more than one row
-    tokens: float = 0.0
-
-    def join(self, wish: Wish, sequences: int = 1) -> None:
-        self.sequences += sequences
-        self.rows += sequences * wish.rows
-        self.drafting += sequences * (wish.rows > 1)
-        self.tokens += sequences * wish.tokens
-
-
 class Bet(NamedTuple, Generic[O]):
     """A choice: who drafts, how many tokens, what comes of it and how long the step takes."""
 
@@ -75,10 +54,10 @@ class BatchChooser:
     def __init__(self, seq: Canvas, costs: StepCosts, company: Company, account: Account):
         self.seq = seq
         self.costs = costs
+        self.wish = Wish()
         self._company = company
         self._account = account
-        self._wish = Wish()
-        self._company.join(self._wish)
+        self._seen = Prospects()  # at the last look
         self._drafted = False  # in the last step
         self._waited = False  # for a step that nothing is begun behind
         self._choices = 0
@@ -88,39 +67,66 @@ class BatchChooser:
         self._steps = 0  # since the last probe
         self._probed: str | None = None  # who is being tried
         self._tries = 0  # that are left of it
+        company.join(self)
 
     def leave(self) -> None:
         """The sequence is over."""
-        self._company.join(self._wish, -1)
+        self._company.leave(self)
+
+    def prospects(self) -> Prospects:
+        """What may come of drafts in this step, as far as it looked of late."""
+        if self._is_idle and self._company.sequences >= MANY and not self._is_time_to_look:
+            return Prospects()
+        return self._seen if self._asks_all else Prospects(self._seen.copied)
 
     def choose(self, offers: Sequence[O], most: int) -> tuple[O | None, int]:
         """Who drafts how many tokens now."""
         most = min(most, self.seq.remaining - 1)
-        if not self.costs.known or most < 1:
-            return self._decide(Bet(None, 0, 1.0, 0.0), 0.0)
         company = self._company
+        begins = company.begins_step(self)
+        if not self.costs.known or most < 1:
+            self._seen = Prospects()
+            company.wish_for(self, Wish())
+            return self._decide(Bet(None, 0, 1.0, 0.0), 0.0)
         strangers = max(0, self.costs.sequences - company.sequences) if self.costs.shared else 0
         sequences = company.sequences + strangers
         plain = self.costs.plain(sequences)
         if self._need_not_look(sequences):
-            self._wish_for(Wish())
+            company.wish_for(self, Wish())
             self._account.all += plain / sequences
             return self._decide(Bet(None, 0, 1.0, plain), plain)
-        beside = company.tokens - self._wish.tokens + strangers
-        others = company.rows - self._wish.rows + strangers
-        drafting = company.drafting - (self._wish.rows > 1)
-        steps = self.costs.steps_with(others, drafting, most)
-        bet = self._best(self._worth_asking(offers), most, steps, beside)
-        self._wish_for(Wish(1 + bet.k, bet.tokens))
+        promises = self._look(self._worth_asking(offers), most)
+        if begins:
+            company.plan(self.costs, strangers, self._draft_forward(offers))
+        bet = self._best_here(promises, most, strangers)
+        company.wish_for(self, Wish(1 + bet.k, bet.tokens, self._draft_seconds(bet)))
         if bet.k:
             self._paid = self._looks
         gain = GAIN if sequences < MANY else GAIN_OF_MANY
-        if (beside + bet.tokens) / bet.seconds < gain * sequences / plain:
+        if (company.tokens + strangers) / bet.seconds < gain * sequences / plain:
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds / sequences  # all of them share a step
-        if bet.offer is None and (probed := self._probe(offers, most, steps)):
+        if bet.offer is None and (probed := self._probe(offers, most)):
             bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
         return self._decide(bet, plain)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._looks - self._paid > IDLE
+
+    @property
+    def _is_time_to_look(self) -> bool:
+        """All look in the same steps: where drafts pay only together, nobody would begin."""
+        return self._company.step % SELDOM == 0
+
+    @property
+    def _asks_all(self) -> bool:
+        """While only those draft that learn unasked, others are asked rarely: in the same steps by
+        all, and in a text's second one. In the first its prompt is still to be read: no time for a
+        draft model to read it, too."""
+        if self._choices <= 1:
+            return False
+        return self._choices == 2 or self._busy > 0 or self._company.step % ASKS_ALL == 0
 
     def _need_not_look(self, sequences: int) -> bool:
         """In a full batch looking costs time, too: where no draft could pay, nobody looks; where
@@ -128,41 +134,68 @@ class BatchChooser:
         if not self.costs.worth_drafting(sequences):
             return True
         self._looks += 1
-        idle = self._looks - self._paid > IDLE
-        return sequences >= MANY and idle and self._looks % SELDOM > 0
+        return sequences >= MANY and self._is_idle and not self._is_time_to_look
 
-    def _wish_for(self, wish: Wish) -> None:
-        self._company.join(self._wish, -1)
-        self._company.join(wish)
-        self._wish = wish
+    def _look(self, offers: Sequence[O], most: int) -> list[tuple[O, list[float]]]:
+        """The chances that so many tokens of each offer are accepted, by length."""
+        promises = []
+        best: dict[bool, tuple[float, list[float]]] = {}
+        for offer in offers:
+            reached = list(accumulate(offer.chances(most), mul))
+            if not reached:
+                continue
+            promises.append((offer, reached))
+            takes_time = offer.seconds(1) > 0
+            worth = sum(reached) - self._company.price * len(reached)
+            if takes_time not in best or worth > best[takes_time][0]:
+                best[takes_time] = (worth, reached)
+        copied = best[False][1] if False in best else []
+        drafted = best[True][1] if True in best else self._seen.drafted
+        self._seen = Prospects(copied, drafted)
+        return promises
 
     @staticmethod
-    def _best(offers: Sequence[O], most: int, steps: Sequence[float], beside: float) -> Bet[O]:
-        """Who promises most tokens per second, all sequences of the batch taken together."""
-        best: Bet[O] = Bet(None, 0, 1.0, steps[0])
-        highest = (beside + 1) / steps[0]
-        for offer in offers:
+    def _draft_forward(offers: Sequence[O]) -> float:
+        return max((offer.seconds(1) for offer in offers), default=0.0)
+
+    @staticmethod
+    def _draft_seconds(bet: Bet[O]) -> float:
+        return bet.offer.seconds(bet.k) if bet.offer is not None else 0.0
+
+    def _best_here(
+        self, promises: Sequence[tuple[O, list[float]]], most: int, strangers: int
+    ) -> Bet[O]:
+        """Who promises most tokens per second, all sequences of the batch taken together, if the
+        others do as is planned."""
+        company = self._company
+        rows = company.rows - self.wish.rows + strangers
+        drafting = company.drafting - (self.wish.rows > 1)
+        steps = self.costs.steps_with(rows, drafting, most)
+        tokens = company.tokens - self.wish.tokens + strangers
+        model_works = company.draft_seconds_beside(self)
+        best: Bet[O] = Bet(None, 0, 1.0, steps[0] + model_works)
+        highest = (tokens + 1) / best.seconds
+        for offer, reached in promises:
             expected = 1.0
-            reached = 1.0  # the chance that all tokens so far are accepted
-            for k, chance in enumerate(offer.chances(most), 1):
-                reached *= chance
-                expected += reached
+            for k, chance in enumerate(reached, 1):
+                expected += chance
                 if k in offer.lengths:
-                    seconds = steps[k] + offer.seconds(k)
-                    if (beside + expected) / seconds > highest:
-                        highest = (beside + expected) / seconds
+                    seconds = steps[k] + max(model_works, offer.seconds(k))
+                    if (tokens + expected) / seconds > highest:
+                        highest = (tokens + expected) / seconds
                         best = Bet(offer, k, expected, seconds)
         return best
 
     def _worth_asking(self, offers: Sequence[O]) -> Sequence[O]:
-        """All offers; while only those draft that learn unasked, others are asked rarely."""
         self._choices += 1
         self._busy -= 1
-        if self._choices % ASKS_ALL == 1 or self._busy > 0:
+        if self._asks_all:
             return offers
+        if self._choices == 1:
+            return [each for each in offers if each.seconds(1) == 0]
         return [each for each in offers if each.learns_unasked]
 
-    def _probe(self, offers: Sequence[O], most: int, steps: Sequence[float]) -> O | None:
+    def _probe(self, offers: Sequence[O], most: int) -> O | None:
         """Now and then, an offer of which only drafts tell whether they pay: as long as that costs
         next to nothing."""
         self._steps += 1
@@ -174,6 +207,8 @@ class BatchChooser:
             return None
         offer = unsure[self._steps // PROBE_EVERY % len(unsure)]
         k = min(most, PROBE_LENGTH)
+        beside = self._company.sequences - 1
+        steps = self.costs.steps_with(beside, 0, most)
         loss = PROBE_STEPS * (steps[k] + offer.seconds(k) - steps[0])
         if self._account.probes + loss > PROBES * self._account.all or not offer.chances(k):
             return None

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 VERSION = 1  # of the file
@@ -36,10 +37,14 @@ RECENT = 15  # steps of a size that count
 ENOUGH = 3  # of them, to be believed
 STALE = 512  # steps after which an observation counts no more
 REFRESH = 8  # steps after which predictions are made anew
+EARLY = 32  # steps, before which they are after each
 # What a judged step has more than a plain one, until some have been seen: seconds, on a GPU, where
 # the host's work is otherwise hidden behind the next forward; and a share.
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
+EACH_SECONDS = 1e-4  # and so much for each sequence that drafts
+EACH_WEIGHT = 16  # drafts that this counts for
+WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 
 Curve = Mapping[int, float]  # seconds by rows
@@ -85,6 +90,17 @@ class Observed:
         ]
         return median(recent) if len(recent) >= ENOUGH else None
 
+    def per_draft(self, now: int, prior: float) -> float:
+        """What each draft costs, where that was seen. A step with few of them says little of one
+        with many: what a step costs once cannot be told apart. So `prior` counts, too."""
+        recent = [seen for seen in self._seen if now - seen.step < STALE]
+        if not recent:
+            return prior
+        most = WILD * max(prior, median(seen.seconds for seen in recent))
+        total = sum(seen.drafting * min(seen.seconds, most) for seen in recent)
+        drafts = sum(seen.drafting for seen in recent)
+        return max(0.0, (EACH_WEIGHT * prior + total) / (EACH_WEIGHT + drafts))
+
 
 class StepCosts:
     """What steps of one model cost. Until a curve is known, nothing is, and nobody drafts."""
@@ -98,13 +114,19 @@ class StepCosts:
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0
+        self._read = 0  # rows of prompts in the last forward
+        self._reading = 0  # and in the next one
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
         self._ratio = Observed()  # of plain steps to the curve
         self._each_seen = Observed()
-        self._each = 0.0  # what the host does for a sequence that drafts
+        self.each = EACH_SECONDS  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
+        self._between: dict[int, float] = {}  # points of the curve, as far as anybody asked
+        self._between_of: Curve | None = None
+        self._usual: dict[tuple[int, bool], float | None] = {}  # what was observed, by size
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[tuple[int, int], Sequence[float]] = {}
+        self._judged = np.zeros(0)  # by rows
         self._worth: dict[int, bool] = {}
 
     @property
@@ -125,8 +147,14 @@ class StepCosts:
 
     def forward(self, rows: int) -> float:
         """Seconds of a forward, as measured: straight lines between what was."""
-        assert self.curve is not None
-        return interpolated(self.curve, rows)
+        if self._between_of is not self.curve:
+            self._between = {}
+            self._between_of = self.curve
+        found = self._between.get(rows)
+        if found is None:
+            assert self.curve is not None
+            found = self._between[rows] = interpolated(self.curve, rows)
+        return found
 
     @property
     def sequences(self) -> int:
@@ -143,9 +171,19 @@ class StepCosts:
         found = self._steps.get((others, drafting))
         if found is None or len(found) <= most:
             rows = range(others + 2, others + 2 + max(most, FEW))
-            found = [self._predict(n, drafting + 1) for n in rows]
-            found = self._steps[others, drafting] = [self._predict(others + 1, drafting), *found]
+            found = [self._beside_prompts(n, drafting + 1) for n in rows]
+            plain = self._beside_prompts(others + 1, drafting)
+            found = self._steps[others, drafting] = [plain, *found]
         return found
+
+    def judged_steps(self, most: int) -> np.ndarray:
+        """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
+        the host does for each who does."""
+        if len(self._judged) <= most:
+            rows = range(most + 1)
+            seconds = [self._beside_prompts(max(1, n), 1) - self.each for n in rows]
+            self._judged = np.array(seconds)
+        return self._judged[: most + 1]
 
     def worth_drafting(self, sequences: int) -> bool:
         """Could drafts pay in a batch of so many sequences, if nearly all of them were accepted?
@@ -162,25 +200,45 @@ class StepCosts:
     def _could_pay(self, sequences: int, drafting: int, k: int) -> bool:
         """Could it pay if some sequences draft k tokens each?"""
         tokens = sequences + drafting * k * LUCKY
-        seconds = self._predict(sequences + drafting * k, drafting)
+        seconds = self._beside_prompts(sequences + drafting * k, drafting)
         return tokens / seconds > sequences / self.plain(sequences)
 
     def draft_forward(self) -> float | None:
         """Seconds of one forward of the draft model, if this model's steps have shown it."""
         return self._draft_seconds.typical(self.seen)
 
+    def spent_on_drafts(self, drafting: int, draft_forwards: int) -> float:
+        """Seconds of a step that its rows did not take: of a draft model, and of the host for each
+        sequence that drafted."""
+        return draft_forwards * (self.draft_forward() or 0.0) + drafting * self.each
+
     def _predict(self, rows: int, drafting: int) -> float:
         """Seconds of a step of so many rows in which so many sequences draft."""
-        key = (rows_bucket(rows), drafting > 0)
+        key = (rows, drafting > 0)
         found = self._predicted.get(key)
         if found is None:
             found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
-        return found + drafting * self._each if drafting else found
+        return found + drafting * self.each if drafting else found
+
+    def _beside_prompts(self, rows: int, drafting: int) -> float:
+        """Seconds of such a step, less what it takes to read the prompts that it reads: that is
+        work, too. But rows beside them may cost more than rows alone."""
+        alone = self._predict(rows, drafting)
+        if not self._reading:
+            return alone
+        plain = max(1, self.crowd.sequences)
+        work = self._predict(plain + self._reading, 0) - self._predict(plain, 0)
+        return max(alone, self._predict(rows + self._reading, drafting) - work)
 
     def _without_drafts(self, rows: int, judged: bool) -> float:
         """Seconds of such a step, less what the host does for each sequence that drafts."""
-        seen = self._observed[rows_bucket(rows), judged].typical(self.seen, self._each)
-        return seen if seen is not None else self._by_curve(rows, judged)
+        size = (rows_bucket(rows), judged)
+        if size not in self._usual:
+            self._usual[size] = self._observed[size].typical(self.seen, self.each)
+        seen = self._usual[size]
+        if seen is None:
+            return self._by_curve(rows, judged)
+        return seen * self.forward(rows) / self.forward(size[0])
 
     def _by_curve(self, rows: int, judged: bool) -> float:
         """What the curve says, as much slower or faster as plain steps were of late."""
@@ -200,19 +258,35 @@ class StepCosts:
             self._draft_seconds.add(self.seen, spent)
         else:
             self._observe_step(rows, drafting, seconds)
-        if self.seen % REFRESH == 0:
-            self._each = max(0.0, self._each_seen.typical(self.seen) or 0.0)
-            self._predicted.clear()
-            self._steps.clear()
-            self._worth.clear()
+        if self.seen % REFRESH == 0 or self.seen < EARLY:
+            self.each = self._each_seen.per_draft(self.seen, EACH_SECONDS)
+            self._forget_predictions()
 
     def _observe_step(self, rows: int, drafting: int, seconds: float) -> None:
         if drafting:
             each = (seconds - self._by_curve(rows, True)) / drafting
-            self._each_seen.add(self.seen, each)
+            self._each_seen.add(self.seen, each, drafting)
         else:
             self._ratio.add(self.seen, seconds / self.forward(rows))
-        self._observed[rows_bucket(rows), drafting > 0].add(self.seen, seconds, drafting)
+        size = rows_bucket(rows)
+        as_if = seconds * self.forward(size) / self.forward(rows)  # of the largest of its size
+        self._observed[size, drafting > 0].add(self.seen, as_if, drafting)
+
+    def observe_prompts(self, rows: int) -> None:
+        """A forward read so many rows of prompts. If the one before it did, too, so will the next:
+        they leave less room for drafts."""
+        before, self._read = self._read, rows
+        reading = rows_bucket(min(before, rows)) if before else 0
+        if reading or self._reading:
+            self._reading = reading
+            self._forget_predictions()
+
+    def _forget_predictions(self) -> None:
+        self._usual.clear()
+        self._predicted.clear()
+        self._steps.clear()
+        self._worth.clear()
+        self._judged = self._judged[:0]
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
         """So many tokens came of the last step."""
@@ -421,6 +495,7 @@ class StepWatch:
         now.drafting += sum(share.reads > 1 for share in shares)
         now.whole = now.whole and not any(share.is_prompt for share in shares)
         costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
+        costs.observe_prompts(sum(share.rows for share in shares if share.is_prompt))
 
     def rows(self, pace: Paced, rows: int, reading: int) -> None:
         """A forward begins in which so many rows run; of these, so many read prompts."""
@@ -456,8 +531,9 @@ class StepWatch:
         now = self.now()
         seconds = now - self._arrived if self._arrived is not None else 0.0
         if self._arrived is not None:
+            spent = step.costs.spent_on_drafts(step.drafting, step.draft_forwards)
             for pace, held in step.by_model.items():
-                pace.stepped(seconds, held.writing, held.reading)
+                pace.stepped(max(0.0, seconds - spent), held.writing, held.reading)
         if self._arrived is not None and step.whole:
             step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
             if self.tokens:

@@ -101,6 +101,7 @@ class Engine:
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
+        self._only_read = False  # the last forward: a chunk of a prompt, by a draft model
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
 
@@ -219,14 +220,25 @@ class Engine:
         room. For the oldest there always is."""
         wanted = {host_of(one): None for one in self.running}
         hosts = sorted(wanted, key=lambda host: (host.backbone.cost, self.hosts.index(host)))
+        if self._only_read:  # a draft model, in the last forward: streams need not wait for all
+            hosts = hosts[1:] + hosts[:1]
         for from_all, host in product((False, True), hosts):
             turn = Turn(host, self.running, from_all)
-            parts = turn.parts()
+            parts = turn.parts(self._usual_step(host))
             if turn.gave_back:
                 self._prefetched = None
             if parts:
+                chunks = all(part.is_prompt and not part.is_whole for part in parts)
+                self._only_read = chunks and question_of(parts[0].one).drafting
                 return parts
         raise AssertionError("the oldest sequence has room")
+
+    def _usual_step(self, host: Host) -> float | None:
+        """What a step of those takes who wait for the model that a draft model drafts for."""
+        target = self.hosts[0]
+        if host is target or not (host.costs.known and target.costs.known):
+            return None
+        return target.costs.plain(len(self.running))
 
     def _serve(
         self, served: list[Running], answer: Callable[[list[Running]], Sequence[object]]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from forerun.engine.backbone import Backbone, SlottedBackbone
 from forerun.engine.cache import Memo
-from forerun.engine.choosing import Account, BatchChooser, Company
+from forerun.engine.choosing import Account, BatchChooser
+from forerun.engine.company import Company
 from forerun.engine.costs import (
     ROWS,
     FixedCosts,

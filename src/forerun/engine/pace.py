@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
+from math import inf
 
 import torch
 
@@ -37,9 +38,13 @@ class Pace:
         self._chunks = 0  # since a step that read nothing
         self._looked: set[int] = set()  # sizes of steps that were to read nothing
 
-    def budget(self, writing: int) -> int:
-        """How many rows of prompts a forward may read in which others have so many."""
+    def budget(self, writing: int, beside: float | None = None) -> int:
+        """How many rows of prompts a forward may read in which others have so many. A draft model
+        holds up steps of another one: of those it may add to what one takes `beside` it."""
         if self._fixed:
+            return self.rows
+        if beside is not None:
+            self.rows = self._fits(writing, MORE * beside)
             return self.rows
         if writing and self._must_look(rows_bucket(writing)):
             return 0
@@ -64,14 +69,15 @@ class Pace:
             return max(self._first, MORE * writing)
         per_row = max(self._per_row[-1], statistics.median(self._per_row))
         allowed = MORE * usual / max(per_row, 1e-9)
-        return min(allowed, 2 * max(self._read, self._first), self._fits(writing))
+        more = MORE * self.costs.forward(max(1, writing)) if self.costs.known else inf
+        return min(allowed, 2 * max(self._read, self._first), self._fits(writing, more))
 
-    def _fits(self, writing: int) -> float:
-        """What fits by the costs of forwards, where those are known: they say where more rows begin
-        to cost, before it is tried."""
+    def _fits(self, writing: int, more: float) -> int:
+        """What fits into so many more seconds by the costs of forwards, where those are known: they
+        say where more rows begin to cost, before it is tried."""
         rows = MOST
         if self.costs.known:
-            most = (1 + MORE) * self.costs.forward(max(1, writing))
+            most = more + (self.costs.forward(writing) if writing else 0.0)
             while rows > LEAST and self.costs.forward(writing + rows) > most:
                 rows //= 2
         return rows

@@ -49,14 +49,16 @@ class Turn:
         self._being_read: set[tuple[bytes, ...]] = set()
         self.gave_back = False  # did somebody give pages back?
 
-    def parts(self) -> list[Part]:
+    def parts(self, beside: float | None = None) -> list[Part]:
+        """Whoever takes part. A draft model is told what a step takes `beside` which it reads."""
         ready = [one for one in self._waiting if self._may_go_on(one)]
         starts = {one: self._memo(one).find(plan_of(one)) for one in ready}
         reading = {one for one, start in starts.items() if _unread(plan_of(one), start) > FEW}
         left = ALONE
         if self._somebody_writes(reading):
             others = [(plan_of(one), start) for one, start in starts.items() if one not in reading]
-            left = self._host.pace.budget(sum(plan.rows.shape[1] - at for plan, at in others))
+            writing = sum(plan.rows.shape[1] - at for plan, at in others)
+            left = self._host.pace.budget(writing, beside)
         parts = []
         for one, start in starts.items():
             if self._memo(one).gave_back:  # to an older one, just now

@@ -19,6 +19,7 @@ FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
 FIRST_GUESSED = (0.08, 0.05, 0.05, 0.05)
 DEEPEST = 64
+UNTRIED = 2  # tokens of a draft by a model of which nothing is known; one more for each verdict
 log = logging.getLogger("forerun")
 
 
@@ -114,6 +115,9 @@ class Drafted(ByDepth):
     def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds, drafter: Drafter):
         super().__init__(seq, target, odds)
         self._drafter = drafter
+
+    def chances(self, most: int) -> Sequence[float]:
+        return super().chances(min(most, UNTRIED + int(self._odds.seen)))
 
     def seconds(self, k: int) -> float:
         model = getattr(self._drafter, "model", None)
