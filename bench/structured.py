@@ -3,7 +3,7 @@
     python bench/structured.py validity [--method lookup] [--schemas 500] [--openapi FILE]
     python bench/structured.py overhead [--model NAME] [--batch 1 8 32]
     python bench/structured.py overhead --shape qwen2.5-7b --tokenizer FOLDER --device cuda
-    python bench/structured.py masks    --tokenizer FOLDER   # what one mask costs, state by state
+    python bench/structured.py masks    --tokenizer FOLDER   # a step of the host, no device
     python bench/structured.py beside   [--model NAME]
     python bench/structured.py python   [--model NAME] [--method lookup]
     python bench/structured.py page     # docs/structured.md from what was measured
@@ -268,45 +268,96 @@ def _split(model: Any, run: Callable[[], Any]) -> dict[str, float]:
 
 
 def masks(asked: argparse.Namespace) -> None:
-    """What a mask costs the host, alone and beside others, at every token of some records: the
-    grammar engine without a model."""
+    """What a constraint costs the host along some records, without a model: a step of the engine
+    with a device that takes no time, and in it the masks of all sequences together."""
     from transformers import AutoTokenizer
 
-    from forerun.constraints.engines import compiled
-    from forerun.constraints.left_to_right import LeftToRight, look_ahead
-    from forerun.constraints.vocabulary import Vocabulary
-
     tokenizer = AutoTokenizer.from_pretrained(asked.tokenizer, trust_remote_code=False)
-    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    kinds: dict[str, dict[str, Any]] = {
+        "none": {},
+        "anything": {"regex": ANYTHING},
+        "schema": {"schema": RECORD},
+    }
     rows = []
-    for name, options in {"schema": {"schema": RECORD}, "anything": {"regex": ANYTHING}}.items():
-        grammar = compiled(forerun.Sampling(**options).constraint, vocabulary)
-        for batch in asked.batch:
-            records = [_record(i) for i in range(batch)]
-            texts = [tokenizer(one, add_special_tokens=False).input_ids for one in records]
-            constraints = [
-                LeftToRight(grammar.language(), 0, frozenset(), len(tokenizer)) for _ in texts
-            ]
-            spent = []
-            for at in range(min(map(len, texts))):
-                asked_for = [(one, text[at : at + 1]) for one, text in zip(constraints, texts)]
-                began = time.perf_counter()
-                look_ahead(asked_for)
-                spent.append(1e6 * (time.perf_counter() - began))
-                for one, text in zip(constraints, texts):
-                    one.add(at, text[at])
+    for batch in asked.batch:
+        records = [_record(i) for i in range(batch)]
+        texts = [tokenizer(one, add_special_tokens=False).input_ids for one in records]
+        steps = _host_steps(tokenizer, texts, kinds, asked.rounds)
+        for name, options in kinds.items():
+            spent = _mask_times(tokenizer, texts, options) if options else [0.0]
             rows.append(
                 {
                     "batch": f"{name} {batch}",
                     "vocabulary": len(tokenizer),
+                    **steps[name],
                     "median_us": round(statistics.median(spent)),
-                    "mean_us": round(statistics.mean(spent)),
-                    "p90_us": round(statistics.quantiles(spent, n=10)[-1]),
                     "most_us": round(max(spent)),
                 }
             )
-    key = f"{len(tokenizer)} on {machine()}"
-    keep("masks", {"key": key, "cores": os.cpu_count(), "rows": rows})
+    key = f"{len(tokenizer)} on {machine()} {asked.name or ''}".strip()
+    keep("masks", {"key": key, "version": asked.name or "", "cores": os.cpu_count(), "rows": rows})
+
+
+def _host_steps(
+    tokenizer: Any, texts: Sequence[Sequence[int]], kinds: dict[str, dict[str, Any]], rounds: int
+) -> dict[str, dict[str, int]]:
+    """Microseconds of the processor per step of the engine, by constraint: of the engine's thread,
+    and of all threads. The least of some rounds, which take turns."""
+    from no_device import model_without_device
+
+    first = 1000  # a token that names the text
+    model = model_without_device(
+        tokenizer, len(texts), 256, lambda seq: texts[int(seq.tokens[0]) - first][seq.filled]
+    )
+    engine = model.engine
+    prompts = [[first + i, 7, 8, 9] for i in range(len(texts))]
+    most = min(map(len, texts)) - 2
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for _ in range(rounds + 1):
+        for name, options in kinds.items():
+            same = dict(method="ar", max_tokens=most, temperature=0.0, ignore_eos=name != "schema")
+            jobs = model.submit(prompts, **same, **options)
+            engine.step()  # takes all in
+            before = engine.clock.forwards
+            thread = time.thread_time()
+            process = time.process_time()
+            engine.run()
+            spent = (time.thread_time() - thread, time.process_time() - process)
+            steps = engine.clock.forwards - before
+            found[name].append((1e6 * spent[0] / steps, 1e6 * spent[1] / steps))
+            for result in jobs.results():
+                if result.error is not None:
+                    raise result.error
+    return {
+        name: {
+            "step_us": round(min(thread for thread, _ in times)),
+            "all_us": round(min(process for _, process in times)),
+        }
+        for name, times in found.items()
+    }
+
+
+def _mask_times(
+    tokenizer: Any, texts: Sequence[Sequence[int]], options: dict[str, Any]
+) -> list[float]:
+    """Microseconds of the processor, all threads together, for the masks of all texts, token by
+    token: the grammar engine alone."""
+    from forerun.constraints.engines import compiled
+    from forerun.constraints.left_to_right import LeftToRight, look_ahead
+    from forerun.constraints.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary(len(tokenizer), tokenizer)
+    grammar = compiled(forerun.Sampling(**options).constraint, vocabulary)
+    constraints = [LeftToRight(grammar.language(), 0, frozenset(), len(tokenizer)) for _ in texts]
+    spent = []
+    for at in range(min(map(len, texts))):
+        asked_for = [(one, text[at : at + 1]) for one, text in zip(constraints, texts)]
+        began = time.process_time()
+        look_ahead(asked_for)
+        spent.append(1e6 * (time.process_time() - began))
+        for one, text in zip(constraints, texts):
+            one.add(at, text[at])
+    return spent
 
 
 def _record(number: int) -> str:
@@ -584,22 +635,26 @@ def split_table(kept: dict[str, Any]) -> str:
 
 
 def masks_table(kept: dict[str, Any]) -> str:
-    rows = [
-        [
-            f"{one['vocabulary']:,}",
-            one["batch"].split()[0],
-            one["batch"].split()[1],
-            one["median_us"],
-            one["mean_us"],
-            one["p90_us"],
-            one["most_us"],
-            f"{found['machine']}, {found['cores']} cores",
-        ]
-        for found in kept.values()
-        for one in found["rows"]
-    ]
-    head = ["vocabulary", "constraint", "batch", "median, µs", "mean", "p90", "most", "machine"]
-    return f"{table(head, rows)}\n\n{_stamp(kept)}"
+    rows = []
+    for found in kept.values():
+        steps = {one["batch"]: one["step_us"] for one in found["rows"]}
+        for one in sorted(found["rows"], key=lambda row: int(row["batch"].split()[1])):
+            name, batch = one["batch"].split()
+            free = steps[f"none {batch}"]
+            rows.append(
+                [
+                    f"{one['vocabulary']:,} {found['version']}".strip(),
+                    batch,
+                    name,
+                    one["step_us"],
+                    one["step_us"] - free if name != "none" else "",
+                    one["all_us"],
+                    one["median_us"] if name != "none" else "",
+                    one["most_us"] if name != "none" else "",
+                ]
+            )
+    head = ["vocabulary", "batch", "constraint", "engine, µs", "added", "all threads, µs"]
+    return f"{table([*head, 'masks, median µs', 'most'], rows)}\n\n{_stamp(kept)}"
 
 
 def beside_table(kept: dict[str, Any]) -> str:
@@ -650,7 +705,7 @@ def main() -> None:
     parser.add_argument("part", choices=parts)
     parser.add_argument("--model", default="zoo:ar")
     parser.add_argument("--method", default="ar", choices=METHODS)
-    parser.add_argument("--name", help="of the model, in the tables")
+    parser.add_argument("--name", help="of the model, or the version, in the tables")
     parser.add_argument("--samples", type=int, default=8, help="of a prompt, for `python`")
     parser.add_argument("--schemas", type=int, default=500)
     parser.add_argument("--level", type=int, help="only one of the five")

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from forerun.certify.cases import constrained_cases
-from forerun.constraints.left_to_right import LeftToRight
+from forerun.constraints.left_to_right import LeftToRight, Writable
 from forerun.constraints.matching import MatcherLanguage
 from forerun.drafters import autoregressive
 from forerun.drafters.base import Draft
 from forerun.engine.engine import NoOutcome
 from forerun.methods import speculative
+from forerun.probability import logits
 from forerun.sequence.canvas import Canvas
 from tests.certify.definitions import certify_each
 
@@ -106,10 +107,24 @@ def test_a_drawn_draft_that_is_cut_before_the_token_that_is_not_allowed_is_caugh
 
 
 def test_an_end_where_the_text_is_no_word_is_caught(monkeypatch):
-    def mask(self, state):
-        return self.language.allowed(state) & self._ordinary_W | self._ending_W
+    original = Writable.known
 
-    monkeypatch.setattr(LeftToRight, "_mask", mask)
+    def known(self, masks_NW, accepts):
+        found = original(self, masks_NW, [True] * len(accepts))
+        return [each._replace(accepts=own) for each, own in zip(found, accepts)]
+
+    monkeypatch.setattr(Writable, "known", known)
+    assert is_caught("ar")
+
+
+def test_the_mask_of_another_text_of_the_batch_is_caught(monkeypatch):
+    original = logits.masks_found_together
+
+    def another(asked):
+        found = original(asked)
+        return None if found is None else np.roll(found, 1, 0)
+
+    monkeypatch.setattr(logits, "masks_found_together", another)
     assert is_caught("ar")
 
 

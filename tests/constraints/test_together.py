@@ -4,17 +4,27 @@ time."""
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from forerun.constraints.base import ANY, words
+from forerun.checkpoints import tiny
+from forerun.constraints.base import ANY, bitmask_without, words
 from forerun.constraints.engines import compiled
-from forerun.constraints.left_to_right import LeftToRight, look_ahead
+from forerun.constraints.left_to_right import LeftToRight, look_ahead, masks_found_together
 from forerun.engine import engine as engine_file
+from forerun.engine import graphs
 from forerun.engine.rules import Rules
 from forerun.options import Sampling
-from forerun.probability.logits import MaskedLogits, allowed_by, unpacked
+from forerun.probability.logits import (
+    ChainRows,
+    MaskedLogits,
+    TokenHistory,
+    allowed_by,
+    masks_of,
+    unpacked,
+)
 from forerun.probability.pending import PendingLaws
 from tests.engine.test_rules import ByProgram
-from tests.helpers import fresh, stepped
+from tests.helpers import ROOT, fresh, stepped
 
 llguidance_engine = pytest.importorskip("forerun.constraints.llguidance_engine")
 pytest.importorskip("llguidance")
@@ -162,3 +172,123 @@ def test_texts_of_one_grammar_share_what_is_known_of_their_beginning(monkeypatch
     assert not asked
     m.engine.run()
     assert jobs.results()[0].token_ids == first.token_ids
+
+
+def test_masks_that_were_found_together_are_used_as_they_are():
+    """Of all texts in their order: the array itself. Of some, or in another order: their rows."""
+    m = fresh()
+    constraints = [constraint(m, **kind) for kind in KINDS]
+    tokens = [written(m, kind)[:1] for kind in KINDS]
+    look_ahead(list(zip(constraints, tokens)))
+    for one, [token] in zip(constraints, tokens):
+        one.add(0, token)
+    places = [(one, 1) for one in constraints]
+    expected = np.concatenate([one.masks((), (), [0], [1]) for one in constraints])
+    found = masks_found_together(places)
+    assert np.array_equal(found, expected)
+    assert masks_found_together(places) is found
+    order = [2, 0, 3]
+    assert np.array_equal(masks_found_together([places[i] for i in order]), expected[order])
+    assert masks_found_together([places[0], (constraints[1], 2)]) is None  # not its first blank
+    alone = constraint(m, **KINDS[0])
+    assert masks_found_together([places[1], (alone, 0)]) is None
+    chains = [ChainRows(history(m, one), (), [0], positions=[1]) for one in constraints]
+    assert masks_of(chains) is found
+    assert np.array_equal(masks_of(chains[:2]), expected[:2])
+    drafted = ChainRows(history(m, alone), tokens[0], [0, 1], positions=[0, 1])
+    both = masks_of([chains[2], drafted])
+    assert np.array_equal(both[0], expected[2]) and np.array_equal(both[2], expected[0])
+
+
+def history(model, constraint):
+    return TokenHistory(Sampling(), np.array([1]), model.vocab, frozenset(), constraint=constraint)
+
+
+def test_what_may_follow_is_the_same_however_it_is_found_out():
+    """At once for texts that may hold different tokens, and one by one."""
+    m = fresh()
+    language = compiled(Sampling(choices=["ab", "a", "abc"]).constraint, m.vocabulary).language
+    [a], [b] = m.vocabulary.encode("a"), m.vocabulary.encode("b")
+    some = bitmask_without([b], m.vocab)
+
+    def texts():
+        yield LeftToRight(language(), 0, frozenset([0]), m.vocab)
+        yield LeftToRight(language(), 0, frozenset([0]), m.vocab, some)
+        yield LeftToRight(language(), 0, frozenset([0, 1]), m.vocab)
+        yield LeftToRight(language(), 0, frozenset([0]), m.vocab)
+
+    together = list(texts())
+    look_ahead([(one, [a]) for one in together])
+    for one, alone in zip(together, texts()):
+        one.add(0, a)
+        alone.add(0, a)
+        assert np.array_equal(one.masks((), (), [0], [1]), alone.masks((), (), [0], [1]))
+        assert one.met and alone.met
+        assert (one.finished, one.forced()) == (alone.finished, alone.forced())
+    assert [one.finished for one in together] == [False, True, False, False]
+
+
+def test_tokens_that_must_follow_are_looked_after_with_the_drawn_one(monkeypatch):
+    """No matcher is asked alone, and the texts are those of engines that are never asked ahead."""
+    options = dict(choices=["abcdefg hij", "xyz uvw rst", "kl"], max_tokens=16, temperature=1.0)
+    prompts = [[5, 6, i] for i in range(4)]
+
+    def run():
+        m = stepped(fresh(lanes=4))
+        jobs = m.submit(prompts, method="ar", **options)
+        asked.clear()
+        m.engine.run()
+        return jobs.results()
+
+    asked = []
+    alone = llguidance_engine._Matcher.allowed
+    monkeypatch.setattr(
+        llguidance_engine._Matcher, "allowed", lambda self: asked.append(self) or alone(self)
+    )
+    monkeypatch.setattr(llguidance_engine._Matcher, "allowed_together", together_as_before)
+    results = run()
+    forced = [len(e.tokens) for r in results for e in r.trace if e.reason == "forced"]
+    assert sum(forced) > 8 and not asked
+    monkeypatch.setattr(engine_file, "look_ahead", lambda *_, **__: None)
+    assert [r.token_ids for r in run()] == [r.token_ids for r in results] and asked
+
+
+def together_as_before(self, others):
+    """Masks of several, without asking any of them by the way that is counted."""
+    masks = np.empty((1 + len(others), self.form.words), np.int32)
+    for row, one in zip(masks, [self, *others]):
+        one.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    return self.form.of_model(masks)
+
+
+def test_a_step_calls_torch_as_often_for_many_sequences_as_for_few(monkeypatch):
+    """Nothing of a constraint is done on tensors sequence by sequence."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    no_device = pytest.importorskip("no_device")
+    monkeypatch.setattr(graphs, "check_logits", graphs.check_logits)  # put back afterwards
+    tokenizer = tiny.tokenizer()
+    text = tokenizer("abcdefghij" * 4, add_special_tokens=False).input_ids
+    options = dict(regex="[a-z]{30,60}", max_tokens=40, method="ar")
+    calls = {}
+    for batch in (2, 8):
+        m = no_device.model_without_device(tokenizer, batch, 64, lambda seq: text[seq.filled])
+        jobs = m.submit([[5, 6]] * batch, **options)
+        for _ in range(20):  # sizes that are met often have programs by then
+            m.engine.step()
+        with CountedCalls() as counted:
+            for _ in range(20):
+                m.engine.step()
+        calls[batch] = counted.calls
+        assert len(m.engine.running) == batch
+        m.engine.run()
+        assert [r.token_ids for r in jobs.results()] == [text] * batch
+        assert any(any(size.masked) for size in m.engine.rules.programs)
+    assert calls[2] == calls[8] > 0
+
+
+class CountedCalls(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += func.__name__ != "__get__"  # a look at a tensor's shape or kind
+        return func(*args, **(kwargs or {}))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Generic
+from typing import Generic, NamedTuple, cast
 
 import numpy as np
 
@@ -21,7 +22,57 @@ from forerun.constraints.base import (
 from forerun.constraints.matching import Made, MatcherLanguage, Node, look_together
 from forerun.errors import BadOption
 
-SOME = 8  # words of a bitmask
+SOME = 8  # words of a bitmask: those of single characters, of which most states allow many
+MOST_KNOWN = 32  # states of one text whose masks are kept
+MOST_FORCED = 16  # tokens that must follow a drawn one and are looked after with it
+
+
+class Writable:
+    """The tokens that a text may hold."""
+
+    def __init__(self, possible_W: np.ndarray, ends: frozenset[int], vocab: int):
+        self.ordinary_W = possible_W & ~bitmask(ends, vocab)
+        self.ending_W = possible_W & bitmask(ends, vocab)
+        self._ends = ends
+        self._ending_words = np.flatnonzero(self.ending_W).tolist()  # few
+
+    def known(self, masks_NW: np.ndarray, accepts: Sequence[bool]) -> list[Known]:
+        """What may follow some states, given what a language allows there."""
+        allowed_NW = masks_NW & self.ordinary_W
+        many = ((allowed_NW[:, :SOME] != 0).sum(1) > 1).tolist()
+        for row, accepted in enumerate(accepts):
+            if accepted:
+                for word in self._ending_words:
+                    allowed_NW[row, word] |= self.ending_W[word]
+        return [
+            Known(allowed_NW, row, accepts[row], many[row], self._only(allowed_NW[row], many[row]))
+            for row in range(len(many))
+        ]
+
+    def _only(self, allowed_W: np.ndarray, many: bool) -> int | None:
+        token = None if many else only_token(allowed_W)
+        return None if token in self._ends else token
+
+
+class Known(NamedTuple):
+    """What may follow a state."""
+
+    masks_NW: np.ndarray  # bitmasks of some states that were found out together
+    row: int  # of this one
+    accepts: bool
+    many: bool  # are there surely several tokens that do not end the text?
+    only: int | None  # the token that must follow, where there is one
+
+    @property
+    def mask_W(self) -> np.ndarray:
+        return self.masks_NW[self.row]
+
+
+@lru_cache(maxsize=64)
+def _writable(possible: bytes, ends: frozenset[int], vocab: int) -> Writable:
+    """That of one set of tokens is kept: most requests have the same, and are looked after
+    together."""
+    return Writable(np.frombuffer(possible, np.int32), ends, vocab)
 
 
 class LeftToRight(Generic[State]):
@@ -45,10 +96,8 @@ class LeftToRight(Generic[State]):
         self.next = first
         self.ends = ends
         possible_W = bitmask_without((), vocab) if possible is None else possible
-        self._ordinary_W = possible_W & ~bitmask(ends, vocab)
-        self._ending_W = possible_W & bitmask(ends, vocab)
-        self._seen: State | None = None
-        self._seen_W = self._ending_W
+        self.writable = _writable(possible_W.tobytes(), ends, vocab)
+        self._known: dict[State, Known] = {}
         self._failure = ""
         self._state: State | None = language.start()
         if not self._mask(self._state).any():
@@ -64,8 +113,7 @@ class LeftToRight(Generic[State]):
         tokens. It may look at the beginning of a text only."""
         if not isinstance(self.language, MatcherLanguage):
             return make()
-        tokens = (self._ordinary_W.tobytes(), self._ending_W.tobytes())
-        return self.language.kept.once((key, tokens), make)
+        return self.language.kept.once((key, self.writable), make)
 
     def masks(
         self,
@@ -89,7 +137,7 @@ class LeftToRight(Generic[State]):
         self, chain: Sequence[int], prefixes: Sequence[int], positions: Sequence[int]
     ) -> np.ndarray:
         if self._state is None:
-            return np.zeros((len(prefixes), len(self._ending_W)), np.int32)
+            return np.zeros((len(prefixes), len(self.writable.ending_W)), np.int32)
         states = self._states(chain, max(prefixes, default=0))
         rows = [
             self._mask(states[length])
@@ -99,7 +147,7 @@ class LeftToRight(Generic[State]):
         ]
         if len(prefixes) == len(rows) == 1 and rows[0] is not None:
             return rows[0][None]
-        masks_LW = np.full((len(prefixes), len(self._ending_W)), ANY, np.int32)
+        masks_LW = np.full((len(prefixes), len(self.writable.ending_W)), ANY, np.int32)
         for row, mask_W in enumerate(rows):
             if mask_W is not None:
                 masks_LW[row] = mask_W
@@ -112,30 +160,51 @@ class LeftToRight(Generic[State]):
             return []
         states = [self._state]
         for token in chain[:longest]:
-            state = self._after(states[-1], token)
+            state = self.after(states[-1], token)
             if state is None:
                 break
             states.append(state)
         return states
 
-    def _after(self, state: State, token: int) -> State | None:
+    def after(self, state: State, token: int) -> State | None:
+        """The state after one token more; None where it is not allowed, or ends the text."""
         return None if token in self.ends else self.language.advance(state, token)
 
-    def _mask(self, state: State) -> np.ndarray:
-        """The tokens that may follow. The last answer is kept: a state is asked about several times
-        in a row."""
-        if self._seen is not state:
-            mask_W = self.language.allowed(state) & self._ordinary_W
-            self._seen_W = mask_W | self._ending_W if self.language.accepts(state) else mask_W
-            self._seen = state
-        return self._seen_W
+    def known(self, state: State) -> Known:
+        """What may follow a state. It is kept: a state is asked about several times."""
+        known = self._known.get(state)
+        if known is None:
+            mask_W = self.language.allowed(state)
+            [known] = self.writable.known(mask_W[None], [self.language.accepts(state)])
+            self.learn(state, known)
+        return known
 
-    def open_states(self, chain: Sequence[int]) -> list[tuple[MatcherLanguage, Node]]:
+    def learn(self, state: State, known: Known) -> None:
+        """Keep what may follow a state."""
+        while len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[state] = known
+
+    def known_at(self, position: int) -> Known | None:
+        """What is known of the token at a position: at the first blank, if anything is."""
+        if position != self.next or self._state is None:
+            return None
+        return self._known.get(self._state)
+
+    def _mask(self, state: State) -> np.ndarray:
+        return self.known(state).mask_W
+
+    def open_states(self, chain: Sequence[int]) -> list[Node]:
         """The states along a chain whose masks an engine has not been asked for."""
         if not isinstance(self.language, MatcherLanguage):
             return []
-        states = self._states(chain, len(chain)) if chain else [self._state]
-        return [(self.language, one) for one in states if isinstance(one, Node) and not one.seen]
+        if not chain:
+            states = [self._state]
+        elif len(chain) == 1 and isinstance(self._state, Node) and self._state.seen:
+            states = [self.after(self._state, chain[0])]  # as nearly always
+        else:
+            states = [*self._states(chain, len(chain))]
+        return [one for one in states if isinstance(one, Node) and not one.seen]
 
     def add(self, position: int, token: int) -> None:
         assert position == self.next, "decided from left to right"
@@ -149,9 +218,10 @@ class LeftToRight(Generic[State]):
         """The tokens that may come next, or after some more, and do not end the text, as a
         bitmask; nothing after tokens that are not allowed."""
         states = self._states(before, len(before))
+        ordinary_W = self.writable.ordinary_W
         if len(states) <= len(before):
-            return np.zeros_like(self._ordinary_W)
-        return self._mask(states[-1]) & self._ordinary_W
+            return np.zeros_like(ordinary_W)
+        return self._mask(states[-1]) & ordinary_W
 
     def begin(self, position: int, tokens: Sequence[int]) -> None:
         """The token at the first blank is decided, and says what these tokens say."""
@@ -165,8 +235,7 @@ class LeftToRight(Generic[State]):
     def forced(self) -> int | None:
         if self._state is None:
             return None
-        token = only_token(self._mask(self._state))
-        return None if token in self.ends else token
+        return self.known(self._state).only
 
     def usable(self, tokens: Sequence[int]) -> int:
         states = self._states(tokens, len(tokens))
@@ -195,22 +264,70 @@ class LeftToRight(Generic[State]):
 
     @property
     def finished(self) -> bool:
-        if self._state is None or not self.language.accepts(self._state):
+        if self._state is None:
             return False
-        mask_W = self._mask(self._state)
-        some = mask_W[:SOME] & self._ordinary_W[:SOME]  # mostly there are many
-        return not some.any() and not (mask_W & self._ordinary_W).any()
+        known = self.known(self._state)
+        if known.many or not known.accepts:
+            return False
+        return not (known.mask_W & self.writable.ordinary_W).any()
 
 
-def look_ahead(asked: Sequence[tuple[Constraint, Sequence[int]]]) -> None:
-    """Have the engines of several sequences find, at once, what may follow each token of a chain.
-    What they will be asked is then known; no answer changes."""
+def look_ahead(
+    asked: Sequence[tuple[Constraint, Sequence[int]]], follow_forced: bool = False
+) -> None:
+    """Have the engines of several sequences find, at once, what may follow each token of a chain;
+    and, if that is wanted, what follows the tokens that must come after it. What they will be asked
+    is then known; no answer changes."""
     with suppress(Exception):  # of an engine: whoever asks it on its own will see
-        waiting: dict[Constraint, dict[Node, MatcherLanguage]] = {}
+        waiting: dict[LeftToRight[Node], dict[Node, None]] = {}
         for constraint, chain in asked:
             if isinstance(constraint, LeftToRight):
-                for language, state in constraint.open_states(chain):
-                    waiting.setdefault(constraint, {})[state] = language  # of all its chains
-        rounds = zip_longest(*(found.items() for found in waiting.values()))
-        for each in rounds:  # an engine is at one state of a text at a time
-            look_together([(one[1], one[0]) for one in each if one is not None])
+                states = constraint.open_states(chain)
+                if states:  # of all its chains
+                    waiting.setdefault(constraint, {}).update(dict.fromkeys(states))
+        for each in zip_longest(*waiting.values()):  # an engine is at one state of a text at a time
+            _look_together([(c, state) for c, state in zip(waiting, each) if state is not None])
+        if follow_forced:
+            _follow_forced([(c, next(reversed(found))) for c, found in waiting.items()])
+
+
+def _follow_forced(last: Sequence[tuple[LeftToRight[Node], Node]]) -> None:
+    """Look after the tokens that must follow some states, one after the other."""
+    for _ in range(MOST_FORCED):
+        forced = [(c, state, c.known(state).only) for c, state in last]
+        after = [(c, c.after(state, token)) for c, state, token in forced if token is not None]
+        last = [(c, state) for c, state in after if state is not None]
+        if not last:
+            break
+        _look_together([(c, state) for c, state in last if not state.seen])
+
+
+def _look_together(asked: Sequence[tuple[LeftToRight[Node], Node]]) -> None:
+    """Have the engines of several texts say what they allow, each at one state."""
+    texts = [(cast("MatcherLanguage", constraint.language), state) for constraint, state in asked]
+    for members, masks_NW in look_together(texts):
+        alike: dict[Writable, list[int]] = {}
+        for row, member in enumerate(members):
+            alike.setdefault(asked[member][0].writable, []).append(row)
+        for writable, rows in alike.items():
+            mine_NW = masks_NW if len(rows) == len(members) else masks_NW[rows]
+            mine = [asked[members[row]] for row in rows]
+            accepts = [state.seen is not None and state.seen.accepts for _, state in mine]
+            for (constraint, state), known in zip(mine, writable.known(mine_NW, accepts)):
+                constraint.learn(state, known)
+
+
+def masks_found_together(asked: Sequence[tuple[Constraint | None, int]]) -> np.ndarray | None:
+    """The masks of the first blank of several texts, [N, W], if they were found out together;
+    (constraint, position) of each."""
+    known = [
+        one.known_at(position) if isinstance(one, LeftToRight) else None for one, position in asked
+    ]
+    first = known[0]
+    if first is None:
+        return None
+    masks_NW = first.masks_NW
+    rows = [one.row for one in known if one is not None and one.masks_NW is masks_NW]
+    if len(rows) < len(known):
+        return None
+    return masks_NW if rows == list(range(len(masks_NW))) else masks_NW[rows]

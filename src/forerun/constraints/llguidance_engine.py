@@ -65,8 +65,9 @@ class MaskForm:
     ordinary_W: np.ndarray  # the model's tokens, but for the one that the engine ends a text with
 
     def of_model(self, masks_NW: np.ndarray) -> np.ndarray:
-        """Some of the engine's masks as the model's."""
-        return masks_NW[:, : len(self.ordinary_W)] & self.ordinary_W
+        """Some of the engine's masks as the model's, in place."""
+        own_NW = masks_NW[:, : len(self.ordinary_W)]
+        return np.bitwise_and(own_NW, self.ordinary_W, out=own_NW)
 
 
 @lru_cache(maxsize=1)
@@ -75,6 +76,10 @@ def _executor(process: int) -> Any:
     import llguidance
 
     return llguidance.LLExecutor()
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 class _Matcher:
@@ -90,20 +95,22 @@ class _Matcher:
 
     def allowed(self) -> np.ndarray:
         masks_1W = np.empty((1, self.form.words), np.int32)
-        self.matcher.unsafe_compute_mask_ptr(masks_1W.ctypes.data, masks_1W.nbytes)
+        self.matcher.unsafe_compute_mask_ptr(_address(masks_1W), masks_1W.nbytes)
         return self.form.of_model(masks_1W)[0]
 
-    def allowed_together(self, others: Sequence[Matcher]) -> Sequence[np.ndarray]:
+    def allowed_together(self, others: Sequence[Matcher]) -> np.ndarray:
         """In threads of the engine's own, without Python's lock."""
         alike = [self, *(one for one in others if isinstance(one, _Matcher))]
-        if len(alike) == 1 or any(one.form is not self.form for one in alike):
-            return [one.allowed() for one in alike]
+        if len(alike) == 1:
+            return self.allowed()[None]
+        if any(one.form is not self.form for one in alike):
+            return np.stack([one.allowed() for one in alike])
         masks_NW = np.empty((len(alike), self.form.words), np.int32)
         matchers = [(one.matcher, i) for i, one in enumerate(alike)]
         _executor(os.getpid()).unsafe_compute_mask_ptr(
-            matchers, masks_NW.ctypes.data, 4 * self.form.words, len(alike)
+            matchers, _address(masks_NW), 4 * self.form.words, len(alike)
         )
-        return list(self.form.of_model(masks_NW))
+        return self.form.of_model(masks_NW)
 
     def accepts(self) -> bool:
         return self.matcher.is_accepting()

@@ -30,8 +30,8 @@ class Matcher(Protocol):
     def guess(self) -> list[int]:
         """Tokens that spell what must follow."""
 
-    def allowed_together(self, others: Sequence[Matcher]) -> Sequence[np.ndarray]:
-        """What it and others of its kind allow, one after the other."""
+    def allowed_together(self, others: Sequence[Matcher]) -> np.ndarray:
+        """What it and others of its kind allow, one after the other, [N, W]."""
 
     @property
     def error(self) -> str:
@@ -106,7 +106,8 @@ class MatcherLanguage:
 
     def advance(self, state: Node, token: int) -> Node | None:
         if token not in state.after:
-            self.move_to(state)
+            if self._at is not state:
+                self.move_to(state)
             allowed = self.matcher.consume(token)
             node = Node(state, token) if allowed else None
             state.after[token] = node
@@ -140,6 +141,8 @@ class MatcherLanguage:
 
     def move_to(self, state: Node) -> None:
         """Move the matcher to a state."""
+        if self._at is state:
+            return
         here: Node | None = self._at
         there: Node | None = state
         forward: list[int] = []
@@ -159,16 +162,22 @@ class MatcherLanguage:
         self._at = state
 
 
-def look_together(asked: Sequence[tuple[MatcherLanguage, Node]]) -> None:
+def look_together(
+    asked: Sequence[tuple[MatcherLanguage, Node]],
+) -> list[tuple[list[int], np.ndarray]]:
     """Have the matchers of several texts say at once what they allow, each at one state: no
-    language may be there twice."""
-    unknown = [(language, state) for language, state in asked if state.seen is None]
-    kinds: dict[type, list[tuple[MatcherLanguage, Node]]] = {}
-    for language, state in unknown:
+    language may be there twice, and no state may be known. For each kind of matcher, whose texts
+    are of that kind, by index, and their masks [N, W]."""
+    kinds: dict[type, list[int]] = {}
+    for i, (language, state) in enumerate(asked):
         language.move_to(state)
-        kinds.setdefault(type(language.matcher), []).append((language, state))
-    for alike in kinds.values():
-        first, *others = [language.matcher for language, _ in alike]
-        masks = first.allowed_together(others)
-        for (language, state), mask_W in zip(alike, masks, strict=True):
+        kinds.setdefault(type(language.matcher), []).append(i)
+    found = []
+    for members in kinds.values():
+        first, *others = [asked[i][0].matcher for i in members]
+        masks_NW = first.allowed_together(others)
+        for i, mask_W in zip(members, masks_NW, strict=True):
+            language, state = asked[i]
             state.look(language.matcher, mask_W)
+        found.append((members, masks_NW))
+    return found

@@ -144,8 +144,8 @@ class _Matcher:
             return np.zeros_like(self._ordinary_W)
         return self._buffer_1W[0, : len(self._ordinary_W)] & self._ordinary_W
 
-    def allowed_together(self, others: Sequence[Matcher]) -> list[np.ndarray]:
-        return [self.allowed(), *(other.allowed() for other in others)]
+    def allowed_together(self, others: Sequence[Matcher]) -> np.ndarray:
+        return np.stack([self.allowed(), *(other.allowed() for other in others)])
 
     def accepts(self) -> bool:
         return self._matcher.is_completed()

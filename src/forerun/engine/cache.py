@@ -145,7 +145,9 @@ class Memo:
         size = self.pool.size
         last = -(-end // size)
         holders = self.pool.holders
-        shared = sum(holders[page] > 1 for page in self.pages[start // size : last])
+        shared = 0
+        for page in self.pages[start // size : last]:  # mostly one
+            shared += holders[page] > 1
         return shared + max(0, last - len(self.pages))
 
     def claim(self, start: int, end: int, stay: int | None = None) -> None:

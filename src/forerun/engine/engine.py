@@ -437,7 +437,7 @@ class Engine:
             for one, answer in zip(served, answers)
             if isinstance(answer, Token) and one.seq.history.constraint is not None
         ]
-        look_ahead(asked)
+        look_ahead(asked, follow_forced=True)
         self.clock.masks += time.perf_counter() - began
 
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
@@ -544,10 +544,11 @@ class Engine:
             one.last_question = question
             answer: list[Tensor | BlankLaws] = []
             begin = first
+            logprobs = question.seq.logprobs.wanted and not question.drafting
             for chain in question.chains:
-                rows = chain.rows
+                rows = len(chain.prefixes)
                 law = PendingLaws.of(edited, first, rows, chain.history.sampling)
-                if question.seq.logprobs.wanted and not question.drafting:
+                if logprobs:
                     branch = len(answer)
                     logits = logits_RV[first : first + rows]
                     keep_for_logprobs(question, branch, logits, law)
@@ -556,7 +557,8 @@ class Engine:
                 else:
                     answer.append(law)
                 first += rows
-            show_to_recorder(question, logits_RV[begin:first], answer)
+            if question.seq.recorder is not None:
+                show_to_recorder(question, logits_RV[begin:first], answer)
             if question.features:
                 rows = question.plan.stored
                 answer.append(host_of(one).features(one.lane, rows, question.features))
@@ -610,7 +612,7 @@ def chain_of(one: Running) -> Sequence[int]:
     if one.last_question is None:
         return ()
     chain = one.last_question.chains[0]
-    return chain.tokens[: max(chain.prefixes, default=0)]
+    return chain.tokens[: max(chain.prefixes, default=0)] if len(chain.tokens) else ()
 
 
 def question_of(one: Running) -> Question:

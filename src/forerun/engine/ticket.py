@@ -52,10 +52,10 @@ class Running:
     coroutine: DecodingCoroutine
     waits_for: Draw[Any] | Question | None = None
     last_question: Question | None = None  # that was answered
+    seq: Canvas = field(init=False)
 
-    @property
-    def seq(self) -> Canvas:
-        return self.ticket.seq
+    def __post_init__(self) -> None:
+        self.seq = self.ticket.seq
 
     def count_answered(self) -> None:
         """Count what the sequence waited for: a draw, or a forward."""

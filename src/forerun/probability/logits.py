@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forerun.constraints.base import ANY, BITS, Constraint, words
 from forerun.constraints.canvas import OnCanvas
-from forerun.constraints.left_to_right import look_ahead
+from forerun.constraints.left_to_right import look_ahead, masks_found_together
 from forerun.constraints.sum_product import conditioned
 from forerun.options import Sampling
 from forerun.probability.transfer import array_to_device, to_device
@@ -90,8 +90,7 @@ class TokenHistory:
         return self._static
 
 
-@dataclass(frozen=True)
-class ChainRows:
+class ChainRows(NamedTuple):
     """Rows that stand for one chain: row i is a law given the text so far and the first
     `prefixes[i]` tokens of the chain.
 
@@ -111,6 +110,12 @@ class ChainRows:
     @property
     def rows(self) -> int:
         return len(self.prefixes)
+
+    @property
+    def is_first_blank(self) -> bool:
+        """Is it one row, of the text as it is, under a constraint?"""
+        one = len(self.prefixes) == len(self.positions) == 1 and not self.prefixes[0]
+        return one and self.history.constraint is not None
 
     def edit(self, logits_LV: Tensor) -> Tensor:
         """The logits after everything that depends on the text so far, but for its constraint."""
@@ -290,6 +295,12 @@ def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogits:
 
 def masks_of(chains: Sequence[ChainRows]) -> np.ndarray:
     """What every row of a batch may be, [R, W]."""
+    firsts = [(c.history.constraint, c.positions[0]) for c in chains if c.is_first_blank]
+    masks_RW = masks_found_together(firsts) if len(firsts) == len(chains) else None
+    return _masks_of_chains(chains) if masks_RW is None else masks_RW
+
+
+def _masks_of_chains(chains: Sequence[ChainRows]) -> np.ndarray:
     asked = [
         (chain.history.constraint, chain.tokens[: max(chain.prefixes)])
         for chain in chains

@@ -35,7 +35,8 @@ class LawRows(NamedTuple):
     masks_RW: np.ndarray | None = None
 
     def cut(self, start: int, stop: int) -> LawRows:
-        return self._replace(first=self.first + start, rows=stop - start)
+        first = self.first + start
+        return LawRows(self.logits_RV, first, stop - start, self.sampling, self.masks_RW)
 
 
 class PendingLaws:
@@ -45,7 +46,8 @@ class PendingLaws:
     def __init__(self, parts: Sequence[LawRows], single: bool = False):
         self.parts = parts
         self.single = single
-        self.count = sum(part.rows for part in parts)  # of laws
+        # of laws; most are of one part
+        self.count = parts[0].rows if len(parts) == 1 else sum(part.rows for part in parts)
 
     @classmethod
     def of(
@@ -113,6 +115,8 @@ class PendingLaws:
 
     def _cut(self, start: int, stop: int) -> list[LawRows]:
         """The parts that hold some rows; of none, an empty part."""
+        if len(self.parts) == 1 and start < stop:
+            return [self.parts[0].cut(start, stop)]
         found = []
         at = 0
         for part in self.parts:

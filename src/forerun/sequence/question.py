@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,8 +75,7 @@ class BlankLaws(NamedTuple):
     model_law: Tensor
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(NamedTuple):
     """Rows that are read together. Row i is a law given the first `prefixes[i]` tokens of a chain.
 
     `positions` are those that the laws are of. Without them, the rows speak of the blanks that
@@ -142,18 +141,19 @@ def question(
         ordinals = None
         if branch.positions is not None and len(where):
             ordinals = np.searchsorted(seq.blanks, where).tolist()
-        rows = ChainRows(seq.history, branch.chain, branch.prefixes, ordinals)
-        if seq.history.constraint is not None:
+        own = (seq.history, branch.chain, branch.prefixes, ordinals)
+        if seq.history.constraint is None:
+            chains.append(ChainRows(*own))
+        else:
             ahead = where if len(where) else _blanks_ahead(branch, seq)
-            rows = replace(
-                rows, places=_places_of(branch, seq), positions=ahead, drafts=branch.drafts
-            )
-        chains.append(rows)
+            chains.append(ChainRows(*own, _places_of(branch, seq), ahead, branch.drafts))
     return Question(host, plan, seq, chains, positions, drafting, with_model_law)
 
 
 def _places_of(branch: Branch, seq: Canvas) -> Sequence[int]:
     """Where a chain's tokens stand."""
+    if not len(branch.chain):
+        return ()
     return seq.next(len(branch.chain)) if branch.places is None else branch.places
 
 
