@@ -77,6 +77,7 @@ class Company:
     def leave(self, member: Member) -> None:
         if member in self._members:
             del self._members[member]
+            self._chose.discard(member)  # or it would live as long as the model
             self._count(member.wish, -1)
 
     def wish_for(self, member: Member, wish: Wish) -> None:
