@@ -29,6 +29,7 @@ PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 IDLE = 16  # steps without a draft, after which a sequence looks seldom
 SELDOM = 4  # steps between two looks then
+SETTLED = 4  # choices in a row that nobody drafts, after which several tokens are written at once
 
 
 @dataclass
@@ -77,7 +78,7 @@ class BatchChooser:
     @property
     def is_settled(self) -> bool:
         """Has nobody drafted for so long that several tokens may be written without a choice?"""
-        return self._plain > self.costs.at_once
+        return self._plain > SETTLED
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
