@@ -59,6 +59,7 @@ FULL = {
 # The README's rows: one method per kind of model, and the one that all are compared with.
 SHORT_ROWS = (
     ("zoo:ar", "ar"),
+    ("zoo:ar", "auto"),
     ("zoo:ar", "lookup"),
     ("zoo:consistency", "jacobi"),
     ("zoo:any-subset", "assd"),
@@ -77,7 +78,9 @@ def contestants(loaded: dict[str, forerun.Model]) -> list[Contestant]:
     any_subset = loaded["zoo:any-subset"]
     block = loaded["zoo:block"]
     return [
-        *contestants_for(ar, ["ar", "lookup", "speculative"], "zoo:drafter"),
+        *contestants_for(ar, ["ar", "auto"]),
+        Contestant(ar, "lookup", {"k": 3}),  # four rows cost little more than one
+        Contestant(ar, "speculative", {"draft": "zoo:drafter", "k": 3}),
         *(Contestant(ar, "specdiff", {"draft": draft}) for draft in (masked, block)),
         *contestants_for(consistency, ["ar", "jacobi", "multiblock"]),
         *contestants_for(any_subset, ["sequential", "assd"]),
