@@ -165,6 +165,12 @@ class Stuck:
             await asyncio.sleep(60)
 
 
+async def stuck_at_the_end(message):
+    """A reader who takes all but the last message."""
+    if message["type"] == "http.response.body" and not message.get("more_body"):
+        await asyncio.sleep(60)
+
+
 async def ask_directly(app, body, send):
     """A request to an application, whose answer goes to `send`."""
     scope = dict(
@@ -191,7 +197,8 @@ async def ask_directly(app, body, send):
     await asyncio.wait_for(app(scope, receive, send), 20)
 
 
-def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
+@pytest.mark.parametrize("send", [Stuck(), stuck_at_the_end], ids=["after a piece", "at the end"])
+def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch, send):
     monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
     server = local_server(models=["plain"], stalled=0.2)
     app = create_app(server.settings, server=server)
@@ -199,7 +206,7 @@ def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
     async def ask():
         await server.models.loaded("plain")
         with pytest.raises(asyncio.CancelledError):
-            await ask_directly(app, {**LONG, "max_tokens": 40}, Stuck())
+            await ask_directly(app, {**LONG, "max_tokens": 40}, send)
         assert not server.decodings.running
         assert server.models.served("plain").gate.inside == 0
 

@@ -82,6 +82,7 @@ class EventStream(EventSourceResponse):
         self.stalled = decoding.owner.settings.stalled
         self._sending: float | None = None
         self._sent = time.monotonic()
+        self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
 
@@ -101,7 +102,7 @@ class EventStream(EventSourceResponse):
         await self._send(send, {"type": "http.response.start", **start})
         async for body in self.events:
             await self._send(send, {**BODY, "body": body, "more_body": True})
-        self._look_no_more()
+        self._over = True
         await self._send(send, BODY)
 
     async def _send(self, send: Send, message: Message) -> None:
@@ -121,7 +122,7 @@ class EventStream(EventSourceResponse):
             if now - self._sending > self.stalled:
                 task.cancel()
                 return
-        elif now - self._sent > PING_EVERY:
+        elif now - self._sent > PING_EVERY and not self._over:
             body = {**BODY, "body": KEEPALIVE_COMMENT, "more_body": True}
             self._ping = asyncio.create_task(self._send(send, body))
         self._look_later(task, send)
