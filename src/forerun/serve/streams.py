@@ -33,7 +33,9 @@ if TYPE_CHECKING:  # what is here runs without HTTP, and without what only HTTP 
 
 log = logging.getLogger("forerun.serve")
 
-QUICK_TOKENS = 512  # of all sequences: their results are made in less than a millisecond
+# Results of so few sequences and tokens, of all together, are made in about a millisecond.
+QUICK_SEQUENCES = 4
+QUICK_TOKENS = 512
 
 
 class Wishes(Protocol):
@@ -172,7 +174,8 @@ class Decoding:
         scored = any(request.scoring is not None for request in self.jobs.requests)
         logprobs = any(job.seq.logprobs.wanted for job in self.sequences())
         extras = scored or logprobs or bool(self.ask.extension.trace)
-        return self.jobs.tokens <= QUICK_TOKENS and not extras
+        few = len(self.jobs) <= QUICK_SEQUENCES and self.jobs.tokens <= QUICK_TOKENS
+        return few and not extras
 
     def _results(self) -> list[list[Result]]:
         results = [list(group) for group in self.jobs.results_by_request()]
