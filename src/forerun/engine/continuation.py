@@ -69,10 +69,12 @@ class ProgramSize:
 
 
 class Continuations:
-    """Writes on with one model, where its forwards are captured."""
+    """Writes on with one model, where its forwards are captured. Where it can, it ends a launch of
+    plain text early if somebody is `waiting` for the step to end."""
 
-    def __init__(self, host: Host):
+    def __init__(self, host: Host, waiting: Callable[[], bool]):
         self._host = host
+        self._waiting = waiting
         self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
         self._pool: PoolHandle | None = None
         self._works = True
@@ -166,20 +168,23 @@ class Continuations:
     def _move_on(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray
     ) -> WrittenBatch:
-        """The same over the host's own memory, until all have ended."""
+        """The same over the host's own memory, until all have ended or somebody waits."""
         samplings = [one.seq.history.sampling for one in asked]
         writing = Writing.of(samplings, asked[0].temperature, logits_BV, u_Bk)
         rows = MovingRows(batch)
         drawn: list[list[int]] = []  # for each token, of all sequences
         logits: list[Tensor] = []
+        drafting = asked[0].drafting
         for i in range(u_Bk.shape[1]):
             logits.append(logits_BV)
             drawn.append(writing.draw(logits_BV).tolist())
             if i + 1 == u_Bk.shape[1] or all(map(_has_ended, asked, zip(*drawn))):
                 break
+            if not drafting and self._waiting():
+                break
             rows.set_tokens(np.maximum(drawn[-1], 0), steps=min(i, 1))
             logits_BV = self._host.forward_plain(rows)
-        kept = torch.stack(logits) if asked[0].drafting else logits_BV.new_empty(0, 0, 0)
+        kept = torch.stack(logits) if drafting else logits_BV.new_empty(0, 0, 0)
         return WrittenBatch(torch.tensor(drawn).T, kept)
 
     def _make(
