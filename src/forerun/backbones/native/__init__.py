@@ -43,7 +43,7 @@ from forerun.sequence.rows import HI, HORIZON, LO
 
 SOURCE = Path(__file__).parent / "forward.cpp"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
@@ -143,14 +143,11 @@ def _compile(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        # Threads are torch's own: its library of them is loaded already, under this name.
-        for threads in (["-fopenmp"], []):
-            command = [compiler, *FLAGS, *threads, str(SOURCE), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-            if done.returncode == 0:
-                made.replace(file)
-                return
-    raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+        if done.returncode:
+            raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+        made.replace(file)
 
 
 def _is_right(functions: Any) -> bool:
