@@ -287,8 +287,6 @@ def choices_of(column: Sequence[object]) -> Sequence[object]:
     if not isinstance(column[0], PendingLaws):
         return column
     laws = cast("Sequence[PendingLaws]", column)
-    if len(laws) == 1:
-        return [choices(laws[0].logits_NV)]
     found = choices(PendingLaws([part for one in laws for part in one.parts]).logits_NV)
     ends = list(accumulate(one.count for one in laws))
     return [found[end - one.count : end] for one, end in zip(laws, ends)]

@@ -370,7 +370,8 @@ class Helpers {
         member = {0, helped ? static_cast<int>(threads) : 1};
         if (helped) call(threads, [](const void* it) { (*static_cast<const Work*>(it))(); }, &work);
         work();
-        while (helped && at_work_.load(std::memory_order_acquire)) std::this_thread::yield();
+        for (int64_t spins = 0; helped && at_work_.load(std::memory_order_acquire); ++spins)
+            if (spins > MOST_SPINS) std::this_thread::yield();
     }
 
   private:
