@@ -289,3 +289,16 @@ class TestWithout:
         source.write_text(native.SOURCE.read_text().replace("127.0f / most", "120.0f / most"))
         monkeypatch.setattr(native, "SOURCE", source)
         self.absent(monkeypatch, tmp_path, "multiplies wrongly")
+
+
+def test_engines_that_share_weights_do_not_meet():
+    """Each runs forwards in a thread of its own, at the same time."""
+    model = loaded(None)
+    prompts = [list(range(3, 3 + 7 * n)) for n in (1, 2, 3, 4)]
+    how = {"method": "lookup", "max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    alone = [model.generate(prompt, **how).token_ids for prompt in prompts]
+    twins = [model.twin() for _ in prompts]
+    with ThreadPoolExecutor(len(twins)) as pool:
+        for _ in range(10):
+            jobs = [pool.submit(t.generate, p, **how) for t, p in zip(twins, prompts)]
+            assert [job.result().token_ids for job in jobs] == alone

@@ -10,6 +10,7 @@ and now and then. A trial is a few forwards, and is over as soon as one is much 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -99,6 +100,7 @@ class ThreadChoice:
         self._clock = clock
         self._most = torch.get_num_threads()
         self._kinds: dict[int, _Kind] = {}  # by the magnitude of rows
+        self._noting = threading.Lock()  # engines that share weights note at the same time
 
     def threads(self, rows: int) -> int:
         """How many threads the next forward of so many rows uses."""
@@ -116,7 +118,8 @@ class ThreadChoice:
         ran = forward() if kind.threads == self._most else self._alone(forward)
         end = self._clock()
         if count := forwards(ran):
-            kind.note((end - start) / count, end)
+            with self._noting:
+                kind.note((end - start) / count, end)
         return ran
 
     def _kind(self, rows: int) -> _Kind:
