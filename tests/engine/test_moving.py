@@ -152,12 +152,16 @@ def test_drafts_are_written_to_their_end_whoever_waits(written):
 
 def test_rows_that_do_not_move_write_another_text(monkeypatch):
     """So the tests above would see it."""
-    right = pair(False)[0].generate(PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True)
+    right = pair(False)[0].generate(
+        PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True, **SAMPLING["sampled"]
+    )
     set_tokens = MovingRows.set_tokens
     monkeypatch.setattr(
         MovingRows, "set_tokens", lambda self, tokens, steps: set_tokens(self, tokens, 0)
     )
-    wrong = pair()[0].generate(PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True)
+    wrong = pair()[0].generate(
+        PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True, **SAMPLING["sampled"]
+    )
     assert wrong.token_ids != right.token_ids
 
 

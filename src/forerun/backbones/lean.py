@@ -40,7 +40,7 @@ from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Produ
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
-from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.backbone import LikeliestText, SlottedBackbone, WrittenText
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
 from forerun.engine.pages import PageShape
@@ -203,6 +203,14 @@ class LeanBackbone(SlottedBackbone):
         plain = self.dtype.itemsize < 4 or self._packed
         run = self._forward_plain if plain else self._forward_on_cpu
         return self._threads.run(len(batch.slots), partial(run, batch, slots))
+
+    def write_likeliest(self, batch: Batch, slots: Slots, asked: LikeliestText) -> WrittenText:
+        """Write on after rows of plain text, all tokens in one call; for those that move rows."""
+        native = self._native
+        threads = self._threads
+        assert native is not None and threads is not None
+        run = partial(native.write_on, batch, slots, asked)
+        return threads.run(len(batch.slots), run, lambda written: len(written.tokens_kB) - 1)
 
     def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
         if self._native is not None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.backbone import LikeliestText
 from forerun.engine.cache import Slots
 from forerun.engine.graphs import (
     CaptureSize,
@@ -144,6 +145,9 @@ class Continuations:
     def _write(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
     ) -> WrittenBatch | None:
+        samplings = [one.seq.history.sampling for one in asked]
+        if self._host.runner.moves_rows and not any(one.temperature for one in samplings):
+            return self._write_likeliest(asked, batch, logits_BV)
         noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
         u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
         if self._host.runner.moves_rows:
@@ -151,7 +155,6 @@ class Continuations:
         tiles = self._host.runner.tiles(batch, ahead=tokens)
         forward = CaptureSize.of(batch, tiles)
         assert forward is not None, "lanes are fewer than rows of a capture"
-        samplings = [one.seq.history.sampling for one in asked]
         warp = Warp.of(samplings, logits_BV.shape[1])
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
         program = self._programs.get(size)
@@ -164,6 +167,20 @@ class Continuations:
                 return None  # a wrong draft is only slower; a wrong text is wrong
         self._programs.move_to_end(size)
         return program.run(batch, tiles, logits_BV, np.array(warp_columns(samplings)), u_Bk)
+
+    def _write_likeliest(
+        self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor
+    ) -> WrittenBatch:
+        """The same where nothing is left to chance, in one call of the backbone."""
+        text = LikeliestText(
+            first_BV=logits_BV,
+            wanted=[min(one.tokens, one.seq.remaining) for one in asked],
+            ends=[one.seq.history.stop_tokens for one in asked],
+            impossible=self._host.impossible_tokens,
+            keeps_logits=asked[0].drafting,
+        )
+        written = self._host.write_likeliest(batch, text)
+        return WrittenBatch(torch.from_numpy(written.tokens_kB).T, written.logits_kBV)
 
     def _move_on(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray

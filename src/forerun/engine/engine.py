@@ -423,7 +423,7 @@ class Engine:
                     answers[i] = error
         self.clock.rules += time.perf_counter() - began
         if applied:
-            self.clock.mark("rules", applied[0][1].packed.tensor.device)
+            self.clock.mark("rules", applied[0][1].device)
         if len(applied) == 1 and len(applied[0][0]) == len(served):
             self._prefetch(served, applied[0][1])
         began = time.perf_counter()
@@ -455,7 +455,7 @@ class Engine:
         Nobody may be left out, or batches would fall apart."""
         if len(served) != len(self.running):
             return
-        works_on_its_own = applied.packed.tensor.device.type == "cuda"
+        works_on_its_own = applied.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
         prefetched = foresee(served, applied) if enabled else None
         if prefetched is not None:

@@ -7,7 +7,7 @@ A row is a token at a position, living in the cache slot of its own index; it at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -29,6 +29,7 @@ class Plan:
     relied_on: bool = False
     # Leading rows that are plain left-to-right text: comparing their tokens is enough.
     causal: int = 0
+    _first_read: int | None = field(default=None, init=False, repr=False)
 
     @property
     def is_plain_text(self) -> bool:
@@ -41,6 +42,11 @@ class Plan:
 
     @property
     def first_read(self) -> int:
+        if self._first_read is None:
+            self._first_read = self._find_first_read()
+        return self._first_read
+
+    def _find_first_read(self) -> int:
         if len(self.reads) == 1 and len(self.reads[0]) == 1:  # as nearly always
             return int(self.reads[0][0])
         return min(
