@@ -102,9 +102,7 @@ class NoNetwork(SlottedBackbone):
     head_dim = 1
     capturable = True
 
-    def __init__(
-        self, device: str, vocab: int, context: int, rows: int, clock: Clock, cost: float
-    ):
+    def __init__(self, device: str, vocab: int, context: int, rows: int, clock: Clock, cost: float):
         self.device = torch.device(device)
         self.vocab = vocab
         self.context = context
@@ -173,7 +171,7 @@ class ScriptedText(WrittenBatch):
     """What a draft model wrote, as it was written down."""
 
     def __init__(self, written: WrittenBatch, tokens: list[list[int]]):
-        self.logits_kBV = written.logits_kBV
+        self.logits_BkV = written.logits_BkV
         self._tokens = tokens
 
     def tokens(self) -> list[list[int]]:
