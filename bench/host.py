@@ -151,17 +151,13 @@ class Bench:
     def measure(self) -> None:
         self.best = min(self.best, self.run())
 
-    def calls(self) -> float:
-        with CountedCalls() as counted:
-            jobs = self.submit()
-            before = self.model.engine.hosts[0].work.forwards
-            self.model.engine.run()
-        del jobs
-        return counted.calls / (self.model.engine.hosts[0].work.forwards - before)
-
     def row(self) -> str:
-        results = self.submit()
-        self.model.engine.run()
+        engine = self.model.engine
+        before = engine.hosts[0].work.forwards
+        with CountedCalls() as counted:
+            results = self.submit()
+            engine.run()
+        calls = counted.calls / (engine.hosts[0].work.forwards - before)
         events = [event for one in results.results() for event in one.trace if event.drafted]
         tried = sum(len(event.drafted) for event in events)
         kept = sum(event.accepted for event in events)
@@ -170,7 +166,7 @@ class Bench:
         per_step = self.written / self.steps / self.batch
         return (
             f"{self.method:12} {self.batch:5} {micros:9.0f} {micros / self.batch:9.1f} "
-            f"{self.calls():7.1f} {per_step:7.2f} {share}"
+            f"{calls:7.1f} {per_step:7.2f} {share}"
         )
 
 
