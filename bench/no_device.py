@@ -3,12 +3,18 @@
 Tensors of torch's device `meta` have shapes and no numbers, so a forward, a rule and a copy are
 over at once. Everything that the host does for a GPU is done: plans, fixed memory, draws, forwards
 that begin before their tokens are known. What a GPU would draw is written down beforehand.
+
+Some integer arithmetic takes `meta` a millisecond of Python. Where that counts, and the vocabulary
+is small, the tensors live on the CPU instead: there a small call takes about as long as a launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,21 +23,78 @@ from forerun.api import Model
 from forerun.engine import graphs
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
+from forerun.engine.continuation import Continuations, WritingProgram, WrittenBatch
+from forerun.engine.engine import Engine
+from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
 from forerun.engine.rules import Applied, RuleBatch, RuleProgram, Rules
+from forerun.families.base import Family
 from forerun.families.causal import Causal
-from forerun.probability.outcomes import Outcome, PackedOutcome, Token
+from forerun.probability.outcomes import (
+    JacobiStep,
+    Outcome,
+    PackedOutcome,
+    Token,
+    Tokens,
+    Verdict,
+)
+from forerun.probability.transfer import HostCopy
 from forerun.sequence.canvas import Canvas, Draw
 
-NextToken = Callable[[Canvas], int]
+TokenAt = Callable[[Canvas, int], int]  # of a text, at its n-th blank
+
+
+@dataclass
+class Script:
+    """What is drawn: the text of every sequence, and what a draft or a guess says of it."""
+
+    text: TokenAt
+    drafted: TokenAt
+    guessed: TokenAt
+    seconds: float = field(default=0.0, init=False)  # that it took to look up what is written
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self.seconds += time.thread_time() - began
+
+    def outcome(self, draw: Draw[Any], kind: type[Outcome]) -> Outcome:
+        """What a rule comes to."""
+        seq = draw.seq
+        if kind is Token:
+            return Token(self.text(seq, seq.filled))
+        tokens = list(draw.arguments[0])  # type: ignore[call-overload]
+        if kind is Tokens:
+            return Tokens([self.drafted(seq, seq.filled + i) for i in range(len(tokens))])
+        accepted = 0
+        while accepted < len(tokens) and tokens[accepted] == self.text(seq, seq.filled + accepted):
+            accepted += 1
+        token = self.text(seq, seq.filled + accepted)
+        if kind is Verdict:
+            return Verdict(accepted, token)
+        assert kind is JacobiStep, f"nothing is written down of {kind.__name__}"
+        said = [self.guessed(seq, seq.filled + i) for i in range(accepted + 1, len(tokens) + 1)]
+        likeliest = [*tokens[:accepted], token, *said]
+        known = likeliest[accepted + 1 : len(tokens)]
+        last = known[-1] if known else token
+        return JacobiStep(accepted, token, likeliest, [*known, *[last] * (accepted + 1)])
+
+
+class Clock:
+    """Goes on only while forwards would run: what the engine learns of costs is always the same."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
 
 
 class NoNetwork(SlottedBackbone):
     """A model of a size that the engine takes for worth hiding work behind, which does nothing."""
 
-    cost = 7e9
-    device = torch.device("meta")
     dtype = torch.bfloat16
     layers = 1
     heads = 28
@@ -39,77 +102,166 @@ class NoNetwork(SlottedBackbone):
     head_dim = 1
     capturable = True
 
-    def __init__(self, vocab: int, context: int, rows: int):
+    def __init__(self, device: str, vocab: int, context: int, rows: int, clock: Clock, cost: float):
+        self.device = torch.device(device)
         self.vocab = vocab
         self.context = context
-        self._logits_RV = torch.empty(rows, vocab, dtype=self.dtype, device=self.device)
+        self.cost = cost
+        self._clock = clock
+        self._logits_RV = torch.zeros(rows, vocab, dtype=self.dtype, device=self.device)
+
+    def seconds(self, rows: int) -> float:
+        """What a forward would take, roughly as of 1.5 billion parameters on an H200."""
+        return (1e-3 if self.cost > 1e9 else 3e-4) * (1 + rows / 512)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
+        self._clock.seconds += self.seconds(len(batch.tokens_T))
         return self._logits_RV[: len(batch.reads_R)]
 
 
-class Written(Applied):
-    """A rule that was run, and whose outcomes were written down."""
+class ScriptedOutcomes:
+    """Outcomes on their way to the host, as they were written down."""
 
-    def __init__(self, packed: PackedOutcome, tokens: Sequence[int]):
-        self.packed = packed
-        self.count = len(tokens)
-        self._tokens = tokens
+    def __init__(self, packed: PackedOutcome, script: Script, draws: Sequence[Draw[Any]]):
+        self._packed = packed
+        self._script = script
+        self._draws = draws
 
-    def column(self, name: str) -> Tensor:
-        return torch.tensor(self._tokens)
+    def numbers(self) -> list[list[float]]:
+        with self._script.timed():
+            kind = self._packed.type
+            return [self._row(self._script.outcome(draw, kind)) for draw in self._draws]
 
-    def outcomes(self) -> list[Outcome | None]:
-        return [self.packed.unpack([token]) for token in self._tokens]
+    def _row(self, outcome: Outcome) -> list[float]:
+        row: list[float] = []
+        for column in self._packed.columns:
+            value = getattr(outcome, column.name)
+            width = column.width
+            row += [value] if width is None else [*value, *[0] * width][:width]
+        return row
 
 
 class NoProgram(RuleProgram):
-    """A program that is filled as ever and then not run."""
+    """A program that is filled as ever and run only once."""
 
     def _program(self) -> Tensor:
-        token_B = torch.empty(self.size.batch, dtype=torch.long, device="meta")
-        self._used = 1
-        self._ahead = 0
-        self._packed = PackedOutcome(Token.of_batch(token=token_B))
-        return self._packed.tensor
+        return super()._program() if self._packed is None else self._packed.tensor
 
 
 class NoRules(Rules):
     """Rules as programs, whose outcomes are written down."""
 
-    def __init__(self, next_token: NextToken):
+    def __init__(self, script: Script):
         super().__init__(graphs=True)
-        self._next_token = next_token
+        self._script = script
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
         size = self._capturable_size(batch)
+        assert size is not None, f"{batch.rule} runs by its plain code"
         self.programs[size] = NoProgram(size, batch, None)
         return self.programs[size].run(batch)
 
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
-        applied = super().apply(draws)
-        return Written(applied.packed, [self._next_token(draw.seq) for draw in draws])
+        packed = super().apply(draws).packed
+        copy = cast("HostCopy", ScriptedOutcomes(packed, self._script, draws))
+        return Applied(packed, len(draws), copy)
 
 
-def model_without_device(tokenizer: Any, lanes: int, context: int, next_token: NextToken) -> Model:
-    """A model whose texts are what `next_token` says, and whose forwards take no time."""
-    backbone = NoNetwork(len(tokenizer), context, lanes)
-    model = Model(
-        "nothing",
-        Causal(),
-        backbone,
-        tokenizer,
-        [tokenizer.eos_token_id],
-        lanes=lanes,
-        context=context,
-        graphs=True,
-    )
-    engine = model.engine
-    engine.rules = NoRules(next_token)
-    engine.prefetches = True
-    host = model.handle().host
+class ScriptedText(WrittenBatch):
+    """What a draft model wrote, as it was written down."""
+
+    def __init__(self, written: WrittenBatch, tokens: list[list[int]]):
+        self.logits_BkV = written.logits_BkV
+        self._tokens = tokens
+
+    def tokens(self) -> list[list[int]]:
+        return self._tokens
+
+
+class NoWritingProgram(WritingProgram):
+    _drawn: Tensor | None = None
+
+    def _program(self) -> Tensor:
+        if self._drawn is None:
+            self._drawn = super()._program()
+        return self._drawn
+
+
+class NoContinuations(Continuations):
+    """Writes what is written down."""
+
+    def __init__(self, host: Host, script: Script):
+        super().__init__(host)
+        self._script = script
+
+    def _make(self, size: Any, batch: Any, tiles: Any, logits_BV: Tensor) -> WritingProgram:
+        self._programs[size] = NoWritingProgram(self._host, size, batch, tiles, logits_BV, None)
+        return self._programs[size]
+
+    def _write(self, asked: Any, batch: Any, logits_BV: Tensor, tokens: int) -> WrittenBatch:
+        written = super()._write(asked, batch, logits_BV, tokens)
+        assert written is not None
+        with self._script.timed():
+            drawn = [
+                [self._script.drafted(one.seq, one.seq.filled + i) for i in range(tokens)]
+                for one in asked
+            ]
+        return ScriptedText(written, drawn)
+
+
+def without_device(host: Host, engine: Engine, script: Script) -> None:
+    """Have a host do what it would do for a GPU."""
+    backbone = host.backbone
+    assert isinstance(backbone, NoNetwork)
     host.runner.capture_enabled = True  # by our own forward: no kernels are needed
     host.writer = None
-    graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
+    if host is not engine.hosts[0]:
+        host.writer = NoContinuations(host, script)
+    host.costs.device_type = "cuda"
+    host.costs.curve = {rows: backbone.seconds(rows) for rows in (1, 8, 32, 128)}
+    host.pool.copies = False
+    table = host.slots.table
+    table.on_device = table.on_device.to(backbone.device)
+
+
+def model_without_device(
+    tokenizer: Any,
+    lanes: int,
+    context: int,
+    script: Script,
+    draft: Family | None = None,
+    device: str = "meta",
+) -> tuple[Model, Model | None]:
+    """A model whose texts are what the script says, and whose forwards take no time; and a draft
+    model of a family, if there is one."""
+    clock = Clock()
+    rows = 64 * lanes
+    eos = [tokenizer.eos_token_id]
+    settings: dict[str, Any] = dict(lanes=lanes, context=context, graphs=True)
+
+    def made(name: str, family: Family, cost: float) -> Model:
+        backbone = NoNetwork(device, len(tokenizer), context, rows, clock, cost)
+        return Model(name, family, backbone, tokenizer, eos, **settings)
+
+    model = made("nothing", Causal(), 1.5e9)
+    engine = model.engine
+    engine.rules = NoRules(script)
+    engine.prefetches = True
+    engine.watch.now = clock.now
     model.driver = InCaller(engine)
-    return model
+    without_device(model.host, engine, script)
+    graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
+    if draft is None:
+        return model, None
+    little = model.draft_model(made("less", draft, 5e8))
+    without_device(engine.hosts[1], engine, script)
+    return model, little
+
+
+def plain_script(next_token: Callable[[Canvas], int]) -> Script:
+    """Plain decoding of texts that are known."""
+
+    def text(seq: Canvas, at: int) -> int:
+        return next_token(seq)
+
+    return Script(text, text, text)

@@ -303,12 +303,11 @@ def _host_steps(
 ) -> dict[str, dict[str, int]]:
     """Microseconds of the processor per step of the engine, by constraint: of the engine's thread,
     and of all threads. The least of some rounds, which take turns."""
-    from no_device import model_without_device
+    from no_device import model_without_device, plain_script
 
     first = 1000  # a token that names the text
-    model = model_without_device(
-        tokenizer, len(texts), 256, lambda seq: texts[int(seq.tokens[0]) - first][seq.filled]
-    )
+    script = plain_script(lambda seq: texts[int(seq.tokens[0]) - first][seq.filled])
+    model, _ = model_without_device(tokenizer, len(texts), 256, script)
     engine = model.engine
     prompts = [[first + i, 7, 8, 9] for i in range(len(texts))]
     most = min(map(len, texts)) - 2

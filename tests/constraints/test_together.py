@@ -271,7 +271,8 @@ def test_a_step_calls_torch_as_often_for_many_sequences_as_for_few(monkeypatch):
     options = dict(regex="[a-z]{30,60}", max_tokens=40, method="ar")
     calls = {}
     for batch in (2, 8):
-        m = no_device.model_without_device(tokenizer, batch, 64, lambda seq: text[seq.filled])
+        script = no_device.plain_script(lambda seq: text[seq.filled])
+        m, _ = no_device.model_without_device(tokenizer, batch, 64, script)
         jobs = m.submit([[5, 6]] * batch, **options)
         for _ in range(20):  # sizes that are met often have programs by then
             m.engine.step()

@@ -26,6 +26,12 @@ def test_what_followed_before_is_expected_again(text, k, expected):
     assert continuation(np.array(text), 3, k) == expected
 
 
+def test_bytes_between_two_tokens_are_no_match():
+    # from their second byte on, the first two tokens read 5 and 6
+    assert continuation(np.array([0x500, 0x600, 9, 5, 6], np.int32), 2, 1) == []
+    assert continuation(np.array([5, 8, 0x500, 5], np.int32), 1, 1) == [8]
+
+
 def test_no_match_is_longer_than_asked_for():
     text = np.array([1, 2, 3, 7, 9, 3, 8, 1, 2, 3])
     assert continuation(text, 3, 1) == [7] and continuation(text, 1, 1) == [8]

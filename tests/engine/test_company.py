@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.engine.company import DEPTHS, as_table, best_together, gains_by_depth
-from forerun.engine.costs import FEW, Share, StepCosts, StepWatch
+from forerun.engine.costs import FEW, StepCosts, StepWatch
 from forerun.engine.pace import MORE, Pace
 
 CURVES = {
@@ -112,8 +112,8 @@ def test_what_drafts_take_is_not_taken_for_the_price_of_reading():
     told = Told()
     for _ in range(2):
         for _ in range(2):
-            watch.forward(costs, [Share(1, 1)], drafting=True)
-        watch.forward(costs, [Share(3, 3), Share(40, 1)], drafting=False)
+            watch.forward(costs, [1], [1], drafting=True)
+        watch.forward(costs, [3, 40], [3, 1], drafting=False)
         watch.rows(told, 43, 40)
         watch.drawing()
         now[0] += 3.0

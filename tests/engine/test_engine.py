@@ -489,6 +489,6 @@ def test_tiles_of_plain_text_are_those_of_any_rows():
             work.append((int(rng.integers(0, 9)), plan, int(rng.integers(0, length))))
         batch = Batch(work, 128, torch.device("cpu"))
         for low, high in ((4, 16), (1, 8), (16, 64)):
-            plain, height = _plain_bounds(batch.segments, low, high)
+            plain, height = _plain_bounds(batch, low, high)
             looked_at, same_height = _any_bounds(batch, low, high)
             assert height == same_height and np.array_equal(plain, looked_at)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forerun.engine.pages import Content, PagePool, PageShape, PageTable
 from forerun.errors import NoRoom
-from forerun.sequence.rows import HI, HORIZON, TOKEN, Plan, reusable
+from forerun.sequence.rows import HI, HORIZON, TOKEN, Plan, causal_template, reusable
 
 # Share of the memory that is free once the weights are loaded. The forward works in the rest.
 FOR_SLOTS = 0.9
@@ -35,6 +35,7 @@ class Memo:
         self._lane = lane
         self._home = lane * pool.table.count // len(pool.table.starts_LP)
         self._numbers: list[int] = []  # of what the leading pages hold, while they can be found
+        self._found_end = 0  # pages from here on are this lane's alone, and nobody finds them
         self._rows = np.zeros((5, context), np.int32)
         self._held = 0  # leading rows that the slots hold
         self._causal = 0  # leading rows among them that are plain left-to-right text
@@ -95,6 +96,7 @@ class Memo:
         for page, number in found:
             self._append(page)
             self._numbers.append(number)
+        self._found_end = len(self.pages)
         held = len(self.pages) * size
         self._rows[:, :held] = plan.rows[:, :held]
         self._held = held
@@ -143,11 +145,12 @@ class Memo:
     def pages_needed(self, start: int, end: int) -> int:
         """How many pages must be taken before rows from `start` to `end` can be written."""
         size = self.pool.size
+        first = start // size
         last = -(-end // size)
-        holders = self.pool.holders
         shared = 0
-        for page in self.pages[start // size : last]:  # mostly one
-            shared += holders[page] > 1
+        if first < self._found_end:
+            holders = self.pool.holders
+            shared = sum(holders[page] > 1 for page in self.pages[first:last])
         return shared + max(0, last - len(self.pages))
 
     def claim(self, start: int, end: int, stay: int | None = None) -> None:
@@ -156,6 +159,8 @@ class Memo:
         pool = self.pool
         first = start // pool.size
         last = -(-end // pool.size)
+        if first >= self._found_end and last <= len(self.pages):
+            return  # they are, as in most steps
         if not pool.ensure(self.pages_needed(start, end)):
             raise NoRoom(f"no page is left for {end} slots of a lane.")
         del self._numbers[first:]
@@ -172,6 +177,8 @@ class Memo:
             pool.table.set(self._lane, index, own)
         while len(self.pages) < last:
             self._append(pool.take(self._after(len(self.pages))))
+        if last >= self._found_end:
+            self._found_end = min(self._found_end, first)
 
     def ran(self, plan: Plan, start: int) -> None:
         """Note that the plan's rows from `start` on were written."""
@@ -185,6 +192,18 @@ class Memo:
             self._exact = plan.stored
         self._publish()
 
+    def wrote(self, start: int, tokens: Sequence[int]) -> None:
+        """Note that these tokens were written as plain text after the first `start` rows, which are
+        plain text, too."""
+        end = start + len(tokens)
+        self._rows[:, start:end] = causal_template(end)[:, start:end]
+        self._rows[TOKEN, start:end] = tokens
+        self._held = end
+        self._causal = end
+        self.relied_on = False
+        self._exact = end if start <= self._exact else min(self._exact, start)
+        self._publish()
+
     def _publish(self) -> None:
         """Let the pages be found that are full of rows which saw nothing behind them."""
         size = self.pool.size
@@ -196,6 +215,7 @@ class Memo:
             before = self._numbers[-1] if index else 0
             content = Content(before, rows.tobytes())
             self._numbers.append(self.pool.publish(self.pages[index], content))
+            self._found_end = max(self._found_end, index + 1)
 
     def keep(self, rows: int) -> None:
         """Of plain text, note that only the first slots hold what they held: those behind them are
@@ -236,6 +256,7 @@ class Memo:
             self.pool.drop(page)
         del self.pages[count:]
         del self._numbers[count:]
+        self._found_end = min(self._found_end, count)
 
     def rest(self) -> None:
         """The text is over. What the slots hold stays until its memory is wanted."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,8 +38,8 @@ from forerun.engine.pack import Batch, MovingRows, Tiles
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
-from forerun.probability.logits import Warp, warp_columns
-from forerun.probability.noise import FixedNoise, uniforms
+from forerun.probability.logits import Warp, Warps, warp_columns
+from forerun.probability.noise import FixedNoise, uniforms_ahead
 from forerun.probability.pending import PendingLaws
 from forerun.probability.transfer import HostCopy
 from forerun.sequence.question import Continuation, Written
@@ -59,8 +60,7 @@ BYTES_PER_SECOND_ON_CPU = 2e10
 ASKED_BEFORE = 4  # times that a size is met before it is worth a capture
 
 
-@dataclass(frozen=True)
-class ProgramSize:
+class ProgramSize(NamedTuple):
     """What a program has room for, and what it does."""
 
     forward: CaptureSize
@@ -81,6 +81,7 @@ class Continuations:
         self._works = True
         self.wrote = 0  # tokens for each, in the last launch
         self._asked: Counter[ProgramSize] = Counter()
+        self._warps = Warps()
 
     @property
     def at_once(self) -> int:
@@ -136,10 +137,8 @@ class Continuations:
         drawn = written.tokens()
         self.wrote = len(drawn[0])
         for one, lane, row in zip(asked, lanes, drawn):
-            stored = one.plan.stored
-            rows = causal_rows(one.plan.rows[TOKEN], [max(token, 0) for token in row[:-1]])
-            end = rows.shape[1]
-            self._host.memos[lane].ran(Plan(rows, [], end, causal=end), stored)
+            tokens_run = [max(token, 0) for token in row[:-1]]
+            self._host.memos[lane].wrote(one.plan.stored, tokens_run)
         return [written.of(i, one, drawn[i]) for i, one in enumerate(asked)]
 
     def _write(
@@ -148,14 +147,13 @@ class Continuations:
         samplings = [one.seq.history.sampling for one in asked]
         if self._host.runner.moves_rows and not any(one.temperature for one in samplings):
             return self._write_likeliest(asked, batch, logits_BV)
-        noise = [(o.seq.noise_key, o.seq.draws + i) for o in asked for i in range(tokens)]
-        u_Bk = uniforms(noise, 0, 1).reshape(len(asked), tokens)
+        u_Bk = uniforms_ahead([(one.seq.noise_key, one.seq.draws) for one in asked], tokens)
         if self._host.runner.moves_rows:
             return self._move_on(asked, batch, logits_BV, u_Bk)
         tiles = self._host.runner.tiles(batch, ahead=tokens)
         forward = CaptureSize.of(batch, tiles)
         assert forward is not None, "lanes are fewer than rows of a capture"
-        warp = Warp.of(samplings, logits_BV.shape[1])
+        warp, columns_4B = self._warps.of(samplings, logits_BV.shape[1])
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
         program = self._programs.get(size)
         if program is None:
@@ -166,7 +164,7 @@ class Continuations:
             if not self._works and not asked[0].drafting:
                 return None  # a wrong draft is only slower; a wrong text is wrong
         self._programs.move_to_end(size)
-        return program.run(batch, tiles, logits_BV, np.array(warp_columns(samplings)), u_Bk)
+        return program.run(batch, tiles, logits_BV, columns_4B, u_Bk)
 
     def _write_likeliest(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor
@@ -180,7 +178,9 @@ class Continuations:
             keeps_logits=asked[0].drafting,
         )
         written = self._host.write_likeliest(batch, text)
-        return WrittenBatch(torch.from_numpy(written.tokens_kB).T, written.logits_kBV)
+        return WrittenBatch(
+            torch.from_numpy(written.tokens_kB).T, written.logits_kBV.transpose(0, 1).contiguous()
+        )
 
     def _move_on(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray
@@ -201,7 +201,7 @@ class Continuations:
                 break
             rows.set_tokens(np.maximum(drawn[-1], 0), steps=min(i, 1))
             logits_BV = self._host.forward_plain(rows)
-        kept = torch.stack(logits) if drafting else logits_BV.new_empty(0, 0, 0)
+        kept = torch.stack(logits, 1) if drafting else logits_BV.new_empty(0, 0, 0)
         return WrittenBatch(torch.tensor(drawn).T, kept)
 
     def _make(
@@ -237,7 +237,7 @@ class Continuations:
                 plan = Plan(rows, [np.array([end - 1])], end, causal=end)
                 work.append((segment.lane, plan, end - 1))
             one_by_one = self._host.runner.forward(self._host.batch(work))
-            check_logits(self._host.remove_impossible(one_by_one), written.logits_kBV[i])
+            check_logits(self._host.remove_impossible(one_by_one), written.logits_BkV[:, i])
 
 
 def _has_ended(asked: Continuation, tokens: Sequence[int]) -> bool:
@@ -280,26 +280,27 @@ class Writing:
 class WrittenBatch:
     """What a program wrote for all sequences."""
 
-    def __init__(self, tokens_Bk: Tensor, logits_kBV: Tensor):
-        self.logits_kBV = logits_kBV
+    def __init__(self, tokens_Bk: Tensor, logits_BkV: Tensor):
+        self.logits_BkV = logits_BkV
         self._copy = HostCopy(tokens_Bk)
 
     def tokens(self) -> list[list[int]]:
-        return [[int(token) for token in row] for row in self._copy.numbers()]
+        return cast("list[list[int]]", self._copy.numbers())
 
     def of(self, index: int, asked: Continuation, drawn: Sequence[int]) -> Written:
         """One sequence's tokens, up to the one that ends its text, and their laws."""
         tokens = asked.seq.up_to_end(drawn[: min(asked.tokens, asked.seq.remaining)])
         asked.drawn = len(tokens)
         if not asked.drafting:
-            return Written(tokens, self.logits_kBV.new_empty(0))
-        _, batch, vocab = self.logits_kBV.shape
-        logits_RV = self.logits_kBV.view(-1, vocab)
+            return Written(tokens, self.logits_BkV.new_empty(0))
+        first = index * self.logits_BkV.shape[1]
         sampling = asked.seq.history.sampling
-        laws = [
-            PendingLaws.of(logits_RV, i * batch + index, 1, sampling) for i in range(len(tokens))
-        ]
-        return Written(tokens, tempered(torch.cat(laws), asked.temperature))
+        laws = PendingLaws.of(self._logits_RV, first, len(tokens), sampling)
+        return Written(tokens, tempered(laws, asked.temperature))
+
+    @cached_property
+    def _logits_RV(self) -> Tensor:
+        return self.logits_BkV.flatten(0, 1)
 
 
 class WritingProgram:
@@ -323,7 +324,8 @@ class WritingProgram:
         self._fixed = StaticBatch(size.forward, host.slots.table, device)
         rows = size.forward.rows
         self._first_BV = torch.zeros(rows, logits_BV.shape[1], dtype=logits_BV.dtype, device=device)
-        self._logits_kBV = self._first_BV.new_zeros(size.tokens, *self._first_BV.shape)
+        vocab = logits_BV.shape[1]
+        self._logits_BkV = self._first_BV.new_zeros(rows, size.tokens, vocab)
         self._numbers = torch.zeros(
             rows, 4 + size.tokens, dtype=torch.float64, pin_memory=on_gpu
         )  # sampling parameters and noise of every sequence
@@ -346,7 +348,7 @@ class WritingProgram:
         self._fill(batch, tiles, logits_BV, columns, u_Bk)
         count = len(logits_BV)
         # The next run writes over both.
-        return WrittenBatch(self._run()[:count].clone(), self._logits_kBV[:, :count].clone())
+        return WrittenBatch(self._run()[:count].clone(), self._logits_BkV[:count].clone())
 
     def _fill(
         self,
@@ -372,7 +374,7 @@ class WritingProgram:
         logits_BV = self._first_BV
         drawn = []
         for i in range(self.size.tokens):
-            self._logits_kBV[i] = logits_BV
+            self._logits_BkV[:, i] = logits_BV
             token_B = writing.draw(logits_BV)
             drawn.append(token_B)
             if i + 1 < self.size.tokens:

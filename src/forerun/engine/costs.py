@@ -60,7 +60,8 @@ def rows_bucket(rows: int) -> int:
 
 @dataclass
 class Crowd:
-    """What the last forward held: rows that were no prompt's, of how many sequences."""
+    """What the last forward held: rows that the next one will have again, more or less, because
+    they are no prompt's; and of how many sequences."""
 
     rows: int = 0
     sequences: int = 0
@@ -431,22 +432,6 @@ def save_curve(about: Mapping[str, str], curve: Curve) -> None:
         new.replace(file)
 
 
-class Share(NamedTuple):
-    """What one sequence has of a forward."""
-
-    rows: int
-    reads: int
-
-    @property
-    def is_prompt(self) -> bool:
-        return self.rows > self.reads + UNREAD
-
-    @property
-    def counted(self) -> int:
-        """Rows that the next forward will have again, more or less: a prompt is read once."""
-        return min(self.rows, self.reads)
-
-
 class Paced(Protocol):
     """Whoever decides how many rows of prompts a forward reads."""
 
@@ -484,18 +469,21 @@ class StepWatch:
         self._over: Step | None = None
         self._arrived: float | None = None
 
-    def forward(self, costs: StepCosts, shares: Sequence[Share], drafting: bool) -> None:
-        """A forward begins."""
+    def forward(
+        self, costs: StepCosts, rows: Sequence[int], reads: Sequence[int], drafting: bool
+    ) -> None:
+        """A forward begins, in which each sequence has so many rows and reads so many of them."""
         now = self._now
         if drafting:
             now.draft_forwards += 1
             return
+        prompts = sum(own for own, read in zip(rows, reads) if own > read + UNREAD)
         now.costs = costs
-        now.rows += sum(share.rows for share in shares)
-        now.drafting += sum(share.reads > 1 for share in shares)
-        now.whole = now.whole and not any(share.is_prompt for share in shares)
-        costs.crowd = Crowd(sum(share.counted for share in shares), len(shares))
-        costs.observe_prompts(sum(share.rows for share in shares if share.is_prompt))
+        now.rows += sum(rows)
+        now.drafting += sum(read > 1 for read in reads)
+        now.whole = now.whole and not prompts
+        costs.crowd = Crowd(sum(map(min, rows, reads)), len(rows))
+        costs.observe_prompts(prompts)
 
     def rows(self, pace: Paced, rows: int, reading: int) -> None:
         """A forward begins in which so many rows run; of these, so many read prompts."""

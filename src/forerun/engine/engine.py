@@ -24,7 +24,7 @@ from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
-from forerun.engine.costs import Share, StepWatch
+from forerun.engine.costs import StepWatch
 from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
@@ -486,7 +486,7 @@ class Engine:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
         self._prefetched = None
         drafting = question_of(parts[0].one).drafting
-        reading = sum(s.rows for s, part in zip(batch.segments, parts) if part.is_prompt)
+        reading = sum(n for n, part in zip(batch.row_counts, parts) if part.is_prompt)
         logits_RV = self._timed_forward(host, batch, drafting, reading)
         for memo, part in zip(memos, parts):
             memo.ran(part.plan, part.start)
@@ -527,8 +527,7 @@ class Engine:
         self, host: Host, batch: Batch, drafting: bool = False, reading: int = 0
     ) -> Tensor:
         began = time.perf_counter()
-        shares = [Share(one.rows, sum(map(len, one.plan.reads))) for one in batch.segments]
-        self.watch.forward(host.costs, shares, drafting)
+        self.watch.forward(host.costs, batch.row_counts, batch.read_counts, drafting)
         self.watch.rows(host.pace, len(batch.slots), reading)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
         self.clock.mark("forward", batch.device)

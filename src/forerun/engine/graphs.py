@@ -23,10 +23,9 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 import torch
@@ -60,8 +59,7 @@ def _ignore() -> None:
     """The `OnStart` of a caller who does not ask."""
 
 
-@dataclass(frozen=True)
-class CaptureSize:
+class CaptureSize(NamedTuple):
     """What a captured forward has room for."""
 
     rows: int
@@ -191,9 +189,14 @@ class ForwardRunner(Generic[SlotStorage]):
         self._programs = attention_programs(device) if on_gpu else 16
         self._pool: PoolHandle | None = torch.cuda.graph_pool_handle() if on_gpu else None
 
-    @torch.inference_mode()  # fixed memory must not become part of a graph of gradients
     def forward(self, batch: Batch, on_start: OnStart = _ignore) -> Tensor:
         """Logits of the rows that are read."""
+        if torch.is_inference_mode_enabled():  # as in every step of an engine
+            return self._forward(batch, on_start)
+        with torch.inference_mode():  # fixed memory must not become part of a graph of gradients
+            return self._forward(batch, on_start)
+
+    def _forward(self, batch: Batch, on_start: OnStart) -> Tensor:
         if self.capture_enabled:
             try:
                 with current_device(batch.device):
@@ -232,9 +235,10 @@ class ForwardRunner(Generic[SlotStorage]):
         if size is None:
             on_start()
             return self._forward_by_kernels(batch, tiles)
-        if size in self.captured:
+        captured = self.captured.get(size)
+        if captured is not None:
             self.captured.move_to_end(size)
-            return self.captured[size].replay(batch, tiles, on_start)
+            return captured.replay(batch, tiles, on_start)
         on_start()
         if size in self._seen_once:
             return self._capture(size, batch, tiles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,10 +45,9 @@ class Work:
 
     def add(self, batch: Batch) -> None:
         self.forwards += 1
-        for segment in batch.segments:
-            self.rows += segment.rows
-            self.pairs += segment.rows * segment.end
-            self.slots += segment.end
+        self.rows += sum(batch.row_counts)
+        self.pairs += sum(map(mul, batch.row_counts, batch.slot_counts))
+        self.slots += sum(batch.slot_counts)
 
 
 class Writer(Protocol):

@@ -89,7 +89,8 @@ class Batch:
         lanes live; a number stands for lanes of so many slots, one after the other."""
         self.device = device
         lanes, plans, starts = zip(*work)
-        sizes = [plan.rows.shape[1] - start for plan, start in zip(plans, starts)]
+        ends = [plan.rows.shape[1] for plan in plans]
+        sizes = [end - start for end, start in zip(ends, starts)]
         offsets = [0, *accumulate(sizes)][:-1]
         self.segments = [Segment(*one) for one in zip(lanes, plans, starts, offsets)]
         self.rows_5T = _concatenate([plan.rows[:, start:] for plan, start in zip(plans, starts)])
@@ -101,7 +102,11 @@ class Batch:
         self.lanes = np.array(lanes).repeat(sizes)
         self.slots = table.places(self.lanes, np.arange(sum(sizes)) + shift.repeat(sizes))
         reads = _concatenate([branch for plan in plans for branch in plan.reads])
-        self.reads = reads - shift.repeat([sum(map(len, plan.reads)) for plan in plans])
+        # of each sequence: rows that run, rows that are read, and slots that they may look at
+        self.row_counts = sizes
+        self.read_counts = [sum(map(len, plan.reads)) for plan in plans]
+        self.slot_counts = ends
+        self.reads = reads - shift.repeat(self.read_counts)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
@@ -324,11 +329,12 @@ def make_tiles(
     low = max(1, LEAST_ROWS // fold)
     high = max(1, most_rows // fold)
     if batch.is_plain_text:
-        bounds, height = _plain_bounds(batch.segments, low, high)
+        bounds, height = _plain_bounds(batch, low, high)
+        longest = max(batch.slot_counts) + ahead  # slots that one tile looks at
     else:
         bounds, height = _any_bounds(batch, low, high)
-    _, _, _, near, lo, far = bounds
-    longest = int((near + far - lo).max()) + ahead  # slots that one tile looks at
+        _, _, _, near, lo, far = bounds
+        longest = int((near + far - lo).max()) + ahead
     # A program per share pays while there are few tiles. What is captured for some serves all that
     # round up to as many.
     few = 2 * round_up(bounds.shape[1], TILE_COUNTS) * key_heads < programs
@@ -336,16 +342,16 @@ def make_tiles(
     return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
 
 
-def _plain_bounds(segments: Sequence[Segment], low: int, high: int) -> tuple[np.ndarray, int]:
+def _plain_bounds(batch: Batch, low: int, high: int) -> tuple[np.ndarray, int]:
     """The bounds of tiles over plain text, and their height, by arithmetic alone: most forwards
     are of this kind."""
-    height = low if max(segment.rows for segment in segments) <= low else high
+    height = low if max(batch.row_counts) <= low else high
     bounds: list[tuple[int, ...]] = []
-    for segment in segments:
-        for first in range(0, segment.rows, height):
-            rows = min(height, segment.rows - first)
-            near = segment.start + first + rows
-            bounds.append((segment.offset + first, rows, segment.lane, near, near, near))
+    for (lane, _, start, offset), count in zip(batch.segments, batch.row_counts):
+        for first in range(0, count, height):
+            rows = min(height, count - first)
+            near = start + first + rows
+            bounds.append((offset + first, rows, lane, near, near, near))
     return np.array(bounds, np.int64).T, height
 
 

@@ -15,10 +15,9 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -30,13 +29,12 @@ from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
 from forerun.probability.acceptance import Sampler
 from forerun.probability.certain import CERTAIN, choices
-from forerun.probability.logits import Warp, unpacked, warp_columns
+from forerun.probability.logits import Warp, Warps, unpacked
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
     LawRows,
     PendingLaws,
-    gather_rows,
     made,
     model_laws,
     write_masks,
@@ -109,6 +107,7 @@ class Rules:
         self._seen_once: set[ProgramSize] = set()
         self._not_capturable: set[object] = set()
         self._pool: PoolHandle | None = None
+        self._warps = Warps()
 
     @property
     def by_noise(self) -> bool:
@@ -121,12 +120,13 @@ class Rules:
         size = self._capturable_size(batch)
         if size is None:
             return self._apply_plain(batch)
-        if size not in self.programs and size in self._seen_once:
-            return self._capture(size, batch)
-        if size in self.programs:
+        program = self.programs.get(size)
+        if program is not None:
             self.programs.move_to_end(size)
             with current_device(batch.device):
-                return self.programs[size].run(batch)
+                return program.run(batch)
+        if size in self._seen_once:
+            return self._capture(size, batch)
         note(self._seen_once, size)
         return self._apply_plain(batch)
 
@@ -135,7 +135,7 @@ class Rules:
         enabled = on_gpu if self._graphs is None else self._graphs
         if not enabled or not self.by_noise or batch.rule in self._not_capturable:
             return None
-        return ProgramSize.of(batch)
+        return ProgramSize.of(batch, self._warps)
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
         if self.by_noise and (decided := batch.without_chance()):
@@ -179,20 +179,36 @@ class RuleBatch:
         self.rule = draws[0].rule
         self.columns = list(zip(*(draw.arguments for draw in draws)))
         self.noise = [(draw.seq.noise_key, draw.seq.draws) for draw in draws]
+        self.warp_4B: np.ndarray | None = None  # sampling parameters, once a size is known
 
     @cached_property
     def device(self) -> torch.device:
         """The model's: a drafter that counts makes its laws on the CPU, but the rule runs there."""
-        tensors = [
-            a for column in self.columns for a in column if isinstance(a, Tensor | PendingLaws)
-        ]
-        return next((a.device for a in tensors if a.device.type != "cpu"), tensors[0].device)
+        firsts = [column[0] for column in self.columns]
+        devices = [a.device for a in firsts if isinstance(a, (Tensor, PendingLaws))]
+        return next((device for device in devices if device.type != "cpu"), devices[0])
 
     @cached_property
-    def sources(self) -> dict[object, Sequence[PendingLaws]]:
-        """The rows of logits that the laws are of, by name."""
-        pending = [cast("Sequence[PendingLaws]", c) for c in self.columns if is_pending(c)]
-        return {name_of(column): column for column in pending}
+    def pending(self) -> list[Sequence[PendingLaws] | None]:
+        """The arguments that are laws of some rows of logits, and not made yet."""
+        return [
+            cast("Sequence[PendingLaws]", column) if is_pending(column) else None
+            for column in self.columns
+        ]
+
+    @cached_property
+    def sources(self) -> list[LawSource]:
+        """The rows of logits that the laws are of. A law and the model's own law are often of the
+        same rows, and then share a copy of them."""
+        found: list[LawSource] = []
+        for laws in self.pending:
+            if laws is not None and not any(one.has_rows_of(laws) for one in found):
+                found.append(LawSource(laws))
+        return found
+
+    def source_of(self, laws: Sequence[PendingLaws]) -> int:
+        """Which of the sources an argument's laws are of."""
+        return next(i for i, one in enumerate(self.sources) if one.has_rows_of(laws))
 
     def without_chance(self) -> list[Outcome | None] | None:
         """What is decided on a CPU where all laws are certain, by a rule that is known there."""
@@ -212,8 +228,49 @@ class RuleBatch:
         return [[made(cast("Any", value)) for value in column] for column in self.columns]
 
 
-@dataclass(frozen=True)
-class ArgumentSize:
+class LawSource:
+    """Rows of logits, of all sequences of a batch."""
+
+    def __init__(self, laws: Sequence[PendingLaws]):
+        self.laws = laws
+        parts = [part for one in laws for part in one.parts]
+        self._tensors = {id(part.logits_RV): part.logits_RV for part in parts}
+        # does a constraint hold for any of them?
+        self.masked = any(part.masks_RW is not None for part in parts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The kind of number that holds all logits: edited ones are float32 at least."""
+        return reduce(torch.promote_types, {one.dtype for one in self._tensors.values()})
+
+    def has_rows_of(self, laws: Sequence[PendingLaws]) -> bool:
+        """Are laws of other kinds of the same rows?"""
+        return laws is self.laws or all(
+            len(a.parts) == len(b.parts) and all(map(LawRows.has_rows_of, a.parts, b.parts))
+            for a, b in zip(laws, self.laws)
+        )
+
+    def logits(self) -> Tensor:
+        """All logits, mostly one tensor already."""
+        found = list(self._tensors.values())
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def row_numbers(self, length: int) -> list[int]:
+        """Which rows of the logits the laws are of, so many for each sequence: where it has fewer,
+        its first one pads."""
+        sizes = map(len, self._tensors.values())
+        starts = dict(zip(self._tensors, accumulate(sizes, initial=0)))
+        numbers: list[int] = []
+        for laws in self.laws:
+            begin = len(numbers)
+            for part in laws.parts:
+                first = starts[id(part.logits_RV)] + part.first
+                numbers += range(first, first + part.rows)
+            numbers += [numbers[begin]] * (length - laws.count)
+        return numbers
+
+
+class ArgumentSize(NamedTuple):
     """What one argument of a program is: nothing, tokens [B, K], laws [B, L, V] or [B, V] of some
     logits, or another tensor."""
 
@@ -227,8 +284,7 @@ class ArgumentSize:
         return self.shape[0] if self.shape else 1
 
 
-@dataclass(frozen=True)
-class ProgramSize:
+class ProgramSize(NamedTuple):
     """What a program has room for, and what it does."""
 
     rule: Callable[..., Outcome]
@@ -240,32 +296,40 @@ class ProgramSize:
     warp: Warp
 
     @classmethod
-    def of(cls, batch: RuleBatch) -> ProgramSize | None:
+    def of(cls, batch: RuleBatch, warps: Warps) -> ProgramSize | None:
         """The size that holds these draws; None where none does."""
-        names = list(batch.sources)
+        sources = batch.sources
         count = len(batch.draws)
-        if not names or count > BATCHES[-1]:
+        if not sources or count > BATCHES[-1]:
             return None
-        lengths = [longest(column) for column in batch.columns]
+        lengths = [
+            longest(column) if laws is None else longest_law(laws)
+            for column, laws in zip(batch.columns, batch.pending)
+        ]
         most = max(lengths)
         if most > ROWS[-1]:
             return None
         more = ROWS[bisect_left(ROWS, most)] - most  # rows that pad every argument
         arguments = []
-        for column, length in zip(batch.columns, lengths):
-            argument = argument_size(column, length + more, names)
+        for column, laws, length in zip(batch.columns, batch.pending, lengths):
+            if laws is None:
+                argument = argument_size(column, length + more)
+            else:
+                kind = "model laws" if laws[0].of_model else "laws"
+                shape = () if laws[0].single else (length + more,)
+                argument = ArgumentSize(kind, shape, batch.source_of(laws))
             if argument is None:
                 return None
             arguments.append(argument)
-        vocab = batch.sources[names[0]][0].parts[0].logits_RV.shape[1]
-        samplings = [draw.seq.history.sampling for draw in batch.draws]
+        vocab = sources[0].laws[0].parts[0].logits_RV.shape[1]
         size = BATCHES[bisect_left(BATCHES, count)]
         rows = sum(a.rows for a in arguments if a.kind.endswith("laws"))
         if size * rows * vocab * 4 > MOST_BYTES:
             return None
-        dtypes = tuple(dtype_of(column) for column in batch.sources.values())
-        masked = tuple(is_masked(column) for column in batch.sources.values())
-        warp = Warp.of(samplings, vocab)
+        dtypes = tuple(source.dtype for source in sources)
+        masked = tuple(source.masked for source in sources)
+        samplings = [draw.seq.history.sampling for draw in batch.draws]
+        warp, batch.warp_4B = warps.of(samplings, vocab)
         return cls(batch.rule, size, tuple(arguments), vocab, dtypes, masked, warp)
 
 
@@ -292,25 +356,8 @@ def choices_of(column: Sequence[object]) -> Sequence[object]:
     return [found[end - one.count : end] for one, end in zip(laws, ends)]
 
 
-def name_of(column: Sequence[PendingLaws]) -> tuple[tuple[int, ...], ...]:
-    """Which rows of logits some laws are of. A law and the model's own law are often of the same
-    rows, and then share a copy of them."""
-    return tuple(
-        (b, id(part.logits_RV), id(part.masks_RW), part.first, part.rows)
-        for b, laws in enumerate(column)
-        for part in laws.parts
-    )
-
-
-def dtype_of(column: Sequence[PendingLaws]) -> torch.dtype:
-    """The kind of number that holds all logits of some laws: edited ones are float32 at least."""
-    dtypes = {part.logits_RV.dtype for laws in column for part in laws.parts}
-    return reduce(torch.promote_types, dtypes)
-
-
-def is_masked(column: Sequence[PendingLaws]) -> bool:
-    """Does a constraint hold for any of some laws?"""
-    return any(part.masks_RW is not None for laws in column for part in laws.parts)
+def longest_law(laws: Sequence[PendingLaws]) -> int:
+    return 1 if laws[0].single else max(one.count for one in laws)
 
 
 def longest(column: Sequence[object]) -> int:
@@ -322,16 +369,11 @@ def longest(column: Sequence[object]) -> int:
     return max(len(value) for value in cast("Sequence[Sequence[int]]", column))
 
 
-def argument_size(
-    column: Sequence[object], length: int, names: Sequence[object]
-) -> ArgumentSize | None:
-    """What one argument is in a program; None where it does not fit into one."""
+def argument_size(column: Sequence[object], length: int) -> ArgumentSize | None:
+    """What an argument is in a program that is no laws of logits; None where it does not fit into
+    one."""
     if column[0] is None:
         return ArgumentSize("none")
-    if is_pending(column):
-        laws = cast("Sequence[PendingLaws]", column)
-        kind = "model laws" if laws[0].of_model else "laws"
-        return ArgumentSize(kind, () if laws[0].single else (length,), names.index(name_of(laws)))
     if any(isinstance(value, PendingLaws | Tensor) for value in column):
         tensors = [made(cast("Tensor", value)) for value in column]
         if any(tensor.dim() != 2 for tensor in tensors):
@@ -354,24 +396,29 @@ class RuleProgram:
         self._rows = max(a.rows for a in size.arguments)
         self._ahead = self._rows  # draws that are foreseen, as soon as it is known how many
         sources = len(batch.sources)
-        numbers = [sources, self._calls, self._rows, 4]
+        rows = [size.batch * self._law_rows(index) for index in range(sources)]
+        integers = [*tokens, sources * size.batch, *rows]
+        numbers = [size.batch * each for each in (self._calls, self._rows, 4)]
         masks = self._mask_sizes()
-        parts = [*tokens, *(size.batch * each for each in numbers), sum(masks)]
+        parts = [sum(integers), *numbers, sum(masks)]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
-        *self._host_tokens, counts, noise, ahead, warp, bits = np.split(
+        self._host_integers, noise, ahead, warp, bits = np.split(
             self._host.numpy(), np.cumsum(parts)[:-1]
         )
         self._host_masks = np.split(bits.view(np.int32), 2 * np.cumsum(masks)[:-1])
-        self._host_counts = counts.reshape(sources, size.batch)
         self._host_noise = noise.view(np.float64).reshape(size.batch, self._calls)
         self._host_ahead = ahead.view(np.float64).reshape(size.batch, self._rows)
         self._host_warp = warp.view(np.float64).reshape(4, size.batch)
         self._host_noise[:] = 0.5
         self._host_ahead[:] = 0.5
-        *self._tokens, counts_S, noise_S, ahead_S, warp_S, bits_S = self._device.split(parts)
+        self._written_warp: np.ndarray | None = None
+        integers_S, noise_S, ahead_S, warp_S, bits_S = self._device.split(parts)
+        split = integers_S.split(integers)
+        self._tokens = split[: len(tokens)]
+        self._counts_SB = split[len(tokens)].view(sources, size.batch)
+        self._picked = split[len(tokens) + 1 :]  # which rows of logits are wanted
         self._masks = bits_S.view(torch.int32).split([2 * each for each in masks])
-        self._counts_SB = counts_S.view(sources, size.batch)
         self._noise_BC = noise_S.view(torch.float64).view(size.batch, self._calls)
         self._ahead_BL = ahead_S.view(torch.float64).view(size.batch, self._rows)
         self._warp_4B = warp_S.view(torch.float64).view(4, size.batch)
@@ -384,6 +431,7 @@ class RuleProgram:
             for a in size.arguments
             if a.kind == "tensor"
         ]
+        self._logits_RV = [logits_BLV.flatten(0, 1) for logits_BLV in self._logits]
         self._packed: PackedOutcome | None = None
         self._run: Callable[[], Tensor] = self._program
         self._fill(batch)
@@ -411,33 +459,63 @@ class RuleProgram:
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
         size = self.size
-        missing = size.batch - len(batch.draws)
-        tokens = iter(self._host_tokens)
-        tensors = iter(self._tensors)
-        for column, argument in zip(batch.columns, size.arguments):
-            values = [*column, *[column[0]] * missing]
-            if argument.kind == "tokens":
-                _write_lists(next(tokens), values, argument.shape[0])
-            elif argument.kind == "tensor":
-                _write_tensors(next(tensors), values)
-        for index, pending in enumerate(batch.sources.values()):
-            laws = [*pending, *[pending[0]] * missing]
-            self._host_counts[index] = [one.count for one in laws]
-            logits_BLV = self._logits[index]
-            parts = [part for one in laws for part in padded_parts(one, logits_BLV.shape[1])]
-            gather_rows(parts, out=logits_BLV.flatten(0, 1))
-            if size.masked[index]:
-                rows = logits_BLV.shape[0] * logits_BLV.shape[1]
-                bits = self._host_masks[index][: rows * words(size.vocab)]
-                write_masks(bits.reshape(rows, -1), parts)
-        if size.warp.warm:
-            samplings = [draw.seq.history.sampling for draw in batch.draws]
-            self._host_warp[:] = np.array(warp_columns([*samplings, *samplings[:1] * missing]))
         count = len(batch.draws)
-        self._host_noise[:count, : self._used] = uniforms(batch.noise, 0, self._used)
+        picked = [
+            self._padded(source.row_numbers(self._law_rows(index)), count)
+            for index, source in enumerate(batch.sources)
+        ]
+        counts = [
+            number
+            for source in batch.sources
+            for number in self._padded([one.count for one in source.laws], count)
+        ]
+        self._host_integers[:] = [*self._fill_arguments(batch), *counts, *chain(*picked)]
+        for index, source in enumerate(batch.sources):
+            if size.masked[index]:
+                self._write_masks(index, self._padded(source.laws, count))
+        if size.warp.warm and batch.warp_4B is not self._written_warp:
+            assert batch.warp_4B is not None
+            self._host_warp[:, :count] = batch.warp_4B
+            self._host_warp[:, count:] = batch.warp_4B[:, :1]
+            self._written_warp = batch.warp_4B
+        if self._used:
+            self._host_noise[:count, : self._used] = uniforms(batch.noise, 0, self._used)
         if self._ahead:
             self._host_ahead[:count, : self._ahead] = uniforms_ahead(batch.noise, self._ahead)
         self._device.copy_(self._host, non_blocking=True)
+        for index, (source, numbers) in enumerate(zip(batch.sources, picked)):
+            self._pick(index, source.logits(), numbers)
+
+    def _padded(self, values: Sequence[Any], count: int) -> list[Any]:
+        """Values of so many sequences, and those of the first one for all that miss."""
+        each = len(values) // count
+        return [*values, *list(values[:each]) * (self.size.batch - count)]
+
+    def _fill_arguments(self, batch: RuleBatch) -> list[int]:
+        """Write the arguments that are tensors, and return tokens, which are sent with the rest."""
+        tensors = iter(self._tensors)
+        tokens: list[int] = []
+        for column, argument in zip(batch.columns, self.size.arguments):
+            if argument.kind == "tokens":
+                tokens += padded_lists(self._padded(column, len(column)), argument.shape[0])
+            elif argument.kind == "tensor":
+                _write_tensors(next(tensors), self._padded(column, len(column)))
+        return tokens
+
+    def _pick(self, index: int, source_RV: Tensor, numbers: Sequence[int]) -> None:
+        """Copy rows of logits, as neighbours if they are."""
+        out_RV = self._logits_RV[index]
+        first = numbers[0]
+        if numbers[-1] == first + len(numbers) - 1 and numbers == [*range(first, numbers[-1] + 1)]:
+            out_RV.copy_(source_RV[first : first + len(numbers)])
+        else:
+            torch.index_select(source_RV, 0, self._picked[index], out=out_RV)
+
+    def _write_masks(self, index: int, laws: Sequence[PendingLaws]) -> None:
+        batch, length, vocab = self._logits[index].shape
+        bits = self._host_masks[index][: batch * length * words(vocab)]
+        parts = [part for one in laws for part in padded_parts(one, length)]
+        write_masks(bits.reshape(batch * length, -1), parts)
 
     def _program(self) -> Tensor:
         tokens = iter(self._tokens)
@@ -488,11 +566,14 @@ def padded_parts(laws: PendingLaws, rows: int) -> list[LawRows]:
     return [*laws.parts, *[first] * (rows - laws.count)]
 
 
-def _write_lists(place: np.ndarray, lists: Sequence[Sequence[int]], length: int) -> None:
-    table = place.reshape(len(lists), length)
-    table[:] = -1
-    for row, values in zip(table, lists):
-        row[: len(values)] = values
+def padded_lists(lists: Sequence[Sequence[int]], length: int) -> list[int]:
+    """The tokens of all lists, each filled up with -1."""
+    padding = [-1] * length
+    numbers: list[int] = []
+    for values in lists:
+        numbers += values
+        numbers += padding[len(values) :]
+    return numbers
 
 
 def _write_tensors(place: Tensor, values: Sequence[Tensor]) -> None:

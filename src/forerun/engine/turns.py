@@ -8,7 +8,8 @@ sequence gives its own to an older one: nothing is lost, it is computed again wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,7 @@ FEW = 4  # rows that are not read: so many are no prompt
 ALONE = 2048  # rows of prompts in one forward where nobody writes
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one sequence runs in a forward: its plan from `start` on, or the beginning of that."""
 
     one: Running
@@ -33,6 +33,19 @@ class Part:
     start: int
     is_whole: bool
     is_prompt: bool = False  # does it read many rows that nobody asks about?
+
+
+class Found(NamedTuple):
+    """What of a plan must run, beginning with so many rows before the first one that is read."""
+
+    one: Running
+    plan: Plan
+    start: int
+    unread: int
+
+    @property
+    def rows(self) -> int:
+        return self.plan.rows.shape[1] - self.start
 
 
 class Turn:
@@ -51,25 +64,31 @@ class Turn:
 
     def parts(self, beside: float | None = None) -> list[Part]:
         """Whoever takes part. A draft model is told what a step takes `beside` which it reads."""
-        ready = [one for one in self._waiting if self._may_go_on(one)]
-        starts = {one: self._memo(one).find(plan_of(one)) for one in ready}
-        reading = {one for one, start in starts.items() if _unread(plan_of(one), start) > FEW}
+        found = [self._found(one) for one in self._waiting if self._may_go_on(one)]
+        reading = {each.one for each in found if each.unread > FEW}
         left = ALONE
         if self._somebody_writes(reading):
-            others = [(plan_of(one), start) for one, start in starts.items() if one not in reading]
-            writing = sum(plan.rows.shape[1] - at for plan, at in others)
+            writing = sum(each.rows for each in found if each.unread <= FEW)
             left = self._host.pace.budget(writing, beside)
         parts = []
-        for one, start in starts.items():
+        for one, plan, start, unread in found:
             if self._memo(one).gave_back:  # to an older one, just now
                 continue
-            part = self._part(one, start, left)
+            if unread > FEW:
+                part = self._part(one, start, left)
+            else:
+                part = Part(one, plan, start, is_whole=True)
             if part is None or not self._make_room(part):
                 continue
             if part.is_prompt:
                 left -= part.plan.rows.shape[1] - start
             parts.append(part)
         return parts
+
+    def _found(self, one: Running) -> Found:
+        plan = plan_of(one)
+        start = self._host.memos[one.lane].find(plan)
+        return Found(one, plan, start, _unread(plan, start))
 
     def _somebody_writes(self, reading: set[Running]) -> bool:
         return any(one.seq.trace.forwards and one not in reading for one in self._running)
@@ -78,8 +97,10 @@ class Turn:
         """Is there room again for a sequence that gave its pages back, and for those before it to
         grow?"""
         memo = self._memo(one)
+        if not memo.gave_back:
+            return True
         older = self._older[one]
-        if not memo.gave_back or not older:
+        if not older:
             memo.gave_back = False
             return True
         rows = plan_of(one).rows
@@ -93,11 +114,10 @@ class Turn:
         return self._host.memos[one.lane]
 
     def _part(self, one: Running, start: int, left: int) -> Part | None:
-        """What a sequence runs if so many rows of prompts are left to run; None: nothing yet."""
+        """What a sequence that reads runs if so many rows of prompts are left to run; None: nothing
+        yet."""
         plan = plan_of(one)
         unread = _unread(plan, start)
-        if unread <= FEW:
-            return Part(one, plan, start, is_whole=True)
         if left <= 0 or self._is_being_read(plan, start):
             return None
         end = last_closed(plan, start, start + left) if unread > left else None
@@ -122,14 +142,14 @@ class Turn:
         memo = self._memo(part.one)
         asked = part.one.waits_for
         ahead = asked.tokens if isinstance(asked, Continuation) else 0
-        older = self._older[part.one]
+        plan = plan_of(part.one)
         while True:
-            needed = memo.pages_needed(part.start, plan_of(part.one).rows.shape[1] + ahead)
-            if self._host.pool.ensure(needed):
+            needed = memo.pages_needed(part.start, plan.rows.shape[1] + ahead)
+            if not needed or self._host.pool.ensure(needed):
                 break
-            if not self._take_from_youngest(older):
+            if not self._take_from_youngest(self._older[part.one]):
                 return False
-        memo.count_found(plan_of(part.one), part.start)
+        memo.count_found(plan, part.start)
         memo.claim(part.start, part.plan.rows.shape[1] + ahead)
         return True
 
@@ -175,9 +195,9 @@ def beginning(plan: Plan, end: int) -> Plan:
     """The first rows of a plan. The last one is read, though nobody asked: a forward without
     reads would be a case of its own."""
     rows = plan.rows[:, :end]
-    return replace(
-        plan, rows=rows, reads=[np.array([end - 1])], stored=end, causal=min(plan.causal, end)
-    )
+    causal = min(plan.causal, end)
+    reads = [np.array([end - 1])]
+    return replace(plan, rows=rows, reads=reads, stored=end, causal=causal, first_read=end - 1)
 
 
 def has_room(host: Host, text: np.ndarray, running: int) -> bool:

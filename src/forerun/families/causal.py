@@ -85,7 +85,8 @@ class Causal(Family):
             stored = len(text) + len(chains[0])
             first_read = stored - 1 if last_only else len(text) - 1
             rows = causal_rows(text, chains[0])
-            return Plan(rows, [np.arange(first_read, stored)], stored, causal=stored)
+            reads = [np.arange(first_read, stored)]
+            return Plan(rows, reads, stored, causal=stored, first_read=first_read)
         plan = cls._with_tails(text, chains[0], [Tail(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
         reads = [first, *(np.concatenate([first[:1], read]) for read in others)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -223,8 +222,7 @@ def _at_least_single(logits_RV: Tensor) -> Tensor:
     return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
 
 
-@dataclass(frozen=True)
-class Warp:
+class Warp(NamedTuple):
     """Which steps turn some rows of logits into laws. The numbers are in columns [4, R]:
     temperature, top-k, top-p and min-p of every row."""
 
@@ -276,6 +274,23 @@ class Warp:
             least_R1 = min_p_R1.to(p_RV.dtype) * p_RV.amax(-1, keepdim=True)
             p_RV = p_RV.masked_fill(p_RV < least_R1, 0)
         return p_RV / p_RV.sum(-1, keepdim=True)
+
+
+class Warps:
+    """How logits of some sequences become laws, found anew only where the sequences are others."""
+
+    def __init__(self) -> None:
+        self._samplings: Sequence[Sampling] = ()
+        self._vocab = 0
+        self._found: tuple[Warp, np.ndarray] | None = None
+
+    def of(self, samplings: list[Sampling], vocab: int) -> tuple[Warp, np.ndarray]:
+        """The steps, and their numbers [4, B]: nobody's to write to."""
+        if self._found is None or samplings != self._samplings or vocab != self._vocab:
+            self._samplings = samplings
+            self._vocab = vocab
+            self._found = Warp.of(samplings, vocab), np.array(warp_columns(samplings), np.float64)
+        return self._found
 
 
 def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogits:

@@ -21,6 +21,10 @@ from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
 
 _MASK = (1 << 64) - 1
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_FACTOR_2 = np.uint64(0x94D049BB133111EB)
+_16, _27, _30, _31 = (np.uint64(n) for n in (16, 27, 30, 31))
 LARGE = 4096  # outcomes
 FEW = 12  # numbers, which are hashed sooner one by one
 
@@ -46,16 +50,31 @@ def uniforms(draws: Sequence[tuple[int, int]], first: int, count: int) -> np.nda
     """`uniform` of calls [first, first + count) of every (key, draw), [B, count]."""
     if len(draws) * count < FEW:
         return np.array([[uniform(*d, first + i) for i in range(count)] for d in draws])
-    keys, numbers = np.array([(k & _MASK, n & _MASK) for k, n in draws], np.uint64).T[..., None]
-    calls = np.arange(first, first + count, dtype=np.uint64)
-    h = np.zeros((len(draws), count), np.uint64)
-    with np.errstate(over="ignore"):  # 64 bits of it are what is wanted
-        for number in (keys, numbers, calls):
-            h = h + number + np.uint64(0x9E3779B97F4A7C15)
-            h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            h ^= h >> np.uint64(31)
-    return ((h >> np.uint64(16)).astype(np.float64) + 0.5) * 2.0**-48
+    return _uniforms(*_columns(draws), np.arange(first, first + count, dtype=np.uint64))
+
+
+def _columns(draws: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """What keys hash to, and numbers of draws, each [B, 1]."""
+    hashes = [_hashed_key(key) for key, _ in draws]
+    numbers = [number & _MASK for _, number in draws]
+    return np.array(hashes, np.uint64)[:, None], np.array(numbers, np.uint64)[:, None]
+
+
+# A sequence draws many times, and its key stays.
+_hashed_key = lru_cache(1024)(mix)
+
+
+def _uniforms(h: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+    """`uniform` of (key, draw, call), whichever of them are many, given what the keys hash to."""
+    for number in numbers:  # of arrays, 64 bits are kept and nothing is said
+        h = h + number
+        h += _STEP
+        h ^= h >> _30
+        h *= _FACTOR
+        h ^= h >> _27
+        h *= _FACTOR_2
+        h ^= h >> _31
+    return ((h >> _16).astype(np.float64) + 0.5) * 2.0**-48
 
 
 def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
@@ -134,8 +153,11 @@ def _stretch(outcomes: int) -> int:
 def uniforms_ahead(draws: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     """The first number of each draw and of those that follow it, [B, count]: what plain decoding,
     which draws once per token, will use for the next tokens."""
-    ahead = [(key, draw + i) for key, draw in draws for i in range(count)]
-    return uniforms(ahead, 0, 1).reshape(len(draws), count)
+    if len(draws) * count < FEW:
+        return np.array([[uniform(key, n + i, 0) for i in range(count)] for key, n in draws])
+    hashes_B1, numbers_B1 = _columns(draws)
+    ahead_BK = numbers_B1 + np.arange(count, dtype=np.uint64)
+    return _uniforms(hashes_B1, ahead_BK, np.zeros(1, np.uint64))
 
 
 class Noise:

@@ -122,6 +122,7 @@ class PackedOutcome:
         self.type = type(outcome)
         tensors = outcome.columns()
         self.columns = [_column(name, tensor) for name, tensor in tensors.items()]
+        self._all_single = all(column.width is None for column in self.columns)
         fractions = any(tensor.is_floating_point() for tensor in tensors.values())
         dtype = torch.float64 if fractions else torch.long
         parts = [tensor.to(dtype).view(len(tensor), -1) for tensor in tensors.values()]
@@ -131,12 +132,14 @@ class PackedOutcome:
         """The outcome of one sequence as plain numbers; None if a law had no mass."""
         if min(row) < 0:
             return None
+        make: Callable[..., Outcome] = self.type
+        if self._all_single:  # as of a token or a verdict
+            return make(**{one.name: one.kind(number) for one, number in zip(self.columns, row)})
         values: dict[str, object] = {}
         start = 0
         for column in self.columns:
             values[column.name] = column.read(row, start)
             start += 1 if column.width is None else column.width
-        make: Callable[..., Outcome] = self.type
         return make(**values)
 
 

@@ -34,6 +34,15 @@ class LawRows(NamedTuple):
     sampling: Sampling | None
     masks_RW: np.ndarray | None = None
 
+    def has_rows_of(self, other: LawRows) -> bool:
+        """Are these the same rows?"""
+        return (
+            self.logits_RV is other.logits_RV
+            and self.first == other.first
+            and self.rows == other.rows
+            and self.masks_RW is other.masks_RW
+        )
+
     def cut(self, start: int, stop: int) -> LawRows:
         first = self.first + start
         return LawRows(self.logits_RV, first, stop - start, self.sampling, self.masks_RW)
@@ -188,14 +197,13 @@ def model_laws(logits_RV: Tensor) -> Tensor:
     return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)).softmax(-1)
 
 
-def gather_rows(parts: Sequence[LawRows], out: Tensor | None = None) -> Tensor:
-    """The logits of some rows, part after part; into `out`, if that is given."""
+def gather_rows(parts: Sequence[LawRows]) -> Tensor:
+    """The logits of some rows, part after part."""
     sources = {id(part.logits_RV): part.logits_RV for part in parts}
     if len(sources) == 1 and _are_neighbours(parts):
         first = parts[0].first
         last = parts[-1].first + parts[-1].rows
-        picked_RV = parts[0].logits_RV[first:last]
-        return picked_RV if out is None else out.copy_(picked_RV)
+        return parts[0].logits_RV[first:last]
     sizes = [len(source) for source in sources.values()]
     offsets = dict(zip(sources, [0, *accumulate(sizes)]))
     starts = [offsets[id(part.logits_RV)] + part.first for part in parts]
@@ -203,9 +211,7 @@ def gather_rows(parts: Sequence[LawRows], out: Tensor | None = None) -> Tensor:
     tensors = list(sources.values())
     source_SV = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     index_R = to_device(index, torch.long, source_SV.device)
-    if out is None:
-        return source_SV.index_select(0, index_R)
-    return torch.index_select(source_SV, 0, index_R, out=out)
+    return source_SV.index_select(0, index_R)
 
 
 def gather_masks(parts: Sequence[LawRows]) -> np.ndarray | None:

@@ -27,6 +27,11 @@ def never_ends(token: int) -> str | None:
     return None
 
 
+def not_a_token(token: int, vocab: int) -> NotAble:
+    """The refusal of what is no token: it would fail the next forward of everybody."""
+    return NotAble(f"a method decided on token {token}, but ids run from 0 to {vocab - 1}.")
+
+
 @dataclass(eq=False)
 class Draw(Generic[O]):
     """What a method awaits to have a rule applied, batched with the others of its kind."""
@@ -143,6 +148,8 @@ class Canvas:
 
     def up_to_end(self, draft: Sequence[int]) -> list[int]:
         """A draft up to the token that ends the text."""
+        if self.history.stop_tokens.isdisjoint(draft):
+            return list(draft)
         for count, token in enumerate(draft, 1):
             if self.ends(token):
                 return list(draft[:count])
@@ -172,15 +179,19 @@ class Canvas:
         the tokens were drawn from, where that is not the first one.
         """
         written = 0
+        canvas = self.tokens
+        history = self.history
         for position, token in zip(positions, tokens, strict=True):
-            if self.done:
+            if self.finish_reason is not None:
                 break
-            assert self.tokens[position] == BLANK, f"position {position} is decided already"
-            self._check_token(token)
-            self.tokens[position] = token
-            self.history.add(token, position)
+            assert canvas[position] == BLANK, f"position {position} is decided already"
+            if not 0 <= token < history.vocab:
+                raise not_a_token(token, history.vocab)
+            canvas[position] = token
+            history.add(token, position)
             self._decided += 1
-            self.logprobs.decided(position, token, branches[written] if branches else 0)
+            if self.logprobs.wanted:
+                self.logprobs.decided(position, token, branches[written] if branches else 0)
             written += 1
             if position == self.known:
                 self._extend()
@@ -212,14 +223,6 @@ class Canvas:
     def _record_commit(self, branches: Sequence[int] = ()) -> None:
         if self.recorder is not None:
             self.recorder.committed(self.trace.events[-1], branches)
-
-    def _check_token(self, token: int) -> None:
-        """Refuse what is no token: it would fail the next forward of everybody."""
-        if not 0 <= token < self.history.vocab:
-            raise NotAble(
-                f"a method decided on token {token}, but ids run from 0 to "
-                f"{self.history.vocab - 1}."
-            )
 
     def place(self, placement: Placement, reason: str) -> int:
         """`fill`, with each token beside its position. Tokens that were drawn at once may break a
@@ -255,11 +258,15 @@ class Canvas:
     def _extend(self) -> None:
         """Move the final prefix over what was filled, until the text ends, a blank comes, or tokens
         may still be edited."""
-        end = min(len(self.tokens), self.final_end)
-        while self.known < end and not self.done and self.tokens[self.known] != BLANK:
-            reason = self._publish_next_blank()
+        length = len(self.tokens)
+        end = min(length, self.final_end)
+        while self.known < end and self.finish_reason is None:
+            token = int(self.tokens[self.known])
+            if token == BLANK:
+                break
+            reason = self._publish_next_blank(token)
             self.known += 1
-            if reason is None and self.known == len(self.tokens):
+            if reason is None and self.known == length:
                 reason = self._at_full_length()
             self.finish_reason = reason
 
@@ -267,11 +274,12 @@ class Canvas:
         constraint = self.history.constraint
         return "length" if constraint is None or constraint.met else "unmet"
 
-    def _publish_next_blank(self) -> str | None:
+    def _publish_next_blank(self, token: int) -> str | None:
         """If the next final position was a blank, count it. Why the text ends there, if it does."""
         is_blank = self._filled < len(self.blanks) and self.blanks[self._filled] == self.known
         if not is_blank:  # a given token
             return None
-        self.logprobs.publish(self.known)
+        if self.logprobs.wanted:
+            self.logprobs.publish(self.known)
         self._filled += 1
-        return self.ending(int(self.tokens[self.known]))
+        return self.ending(token)

@@ -7,7 +7,7 @@ A row is a token at a position, living in the cache slot of its own index; it at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -29,7 +29,11 @@ class Plan:
     relied_on: bool = False
     # Leading rows that are plain left-to-right text: comparing their tokens is enough.
     causal: int = 0
-    _first_read: int | None = field(default=None, init=False, repr=False)
+    first_read: int = -1  # the first row that is read; found here if nobody says
+
+    def __post_init__(self) -> None:
+        if self.first_read < 0:
+            self.first_read = min((int(read.min()) for read in self.reads if len(read)), default=0)
 
     @property
     def is_plain_text(self) -> bool:
@@ -40,36 +44,25 @@ class Plan:
         reads = self.reads
         return len(reads) == 1 and len(reads[0]) == 1 and int(reads[0][0]) == length - 1
 
-    @property
-    def first_read(self) -> int:
-        if self._first_read is None:
-            self._first_read = self._find_first_read()
-        return self._first_read
-
-    def _find_first_read(self) -> int:
-        if len(self.reads) == 1 and len(self.reads[0]) == 1:  # as nearly always
-            return int(self.reads[0][0])
-        return min(
-            int(branch.min()) if len(branch) > 1 else int(branch[0])
-            for branch in self.reads
-            if len(branch)
-        )
-
 
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
     """Rows of plain left-to-right text, and of a chain after it: each sees itself and all before
     it."""
     length = len(tokens) + len(chain)
-    rows = _causal(1 << length.bit_length())[:, :length].copy()
+    rows = causal_template(length).copy()
     rows[TOKEN, : len(tokens)] = tokens
     if len(chain):
         rows[TOKEN, len(tokens) :] = chain
     return rows
 
 
+def causal_template(length: int) -> np.ndarray:
+    """Such rows but for their tokens: the same for every text, and nobody's to write to."""
+    return _causal(1 << length.bit_length())[:, :length]
+
+
 @lru_cache
 def _causal(length: int) -> np.ndarray:
-    """All of such rows but for their tokens: the same for every text."""
     index = np.arange(length, dtype=np.int32)
     return np.stack([0 * index, index, index + 1, 0 * index, 0 * index])
 
@@ -83,7 +76,7 @@ def next_token_plan(plan: Plan) -> Plan | None:
         return None
     length = plan.rows.shape[1]
     rows = causal_rows(plan.rows[TOKEN], [0])
-    return Plan(rows, [np.array([length])], length + 1, causal=length + 1)
+    return Plan(rows, [np.array([length])], length + 1, causal=length + 1, first_read=length)
 
 
 def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
