@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +72,51 @@ def test_code_for_any_processor_gives_the_bits_of_this_ones(monkeypatch, tmp_pat
     native.compiled.cache_clear()
     plain = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
     assert all(map(torch.equal, own, plain))
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads products have."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bits", KINDS)
+def test_any_number_of_threads_gives_the_same_bits(bits, threads):
+    torch.manual_seed(0)
+    product = native.native_product(torch.randn(99, 64), None, bits)
+    x_TI = torch.randn(5, 64)
+    found = []
+    for count in (1, 2, 5, 3, 2, 1):
+        threads(count)
+        found.append(product(x_TI))
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_who_asks_while_others_are_helped_gets_the_same_bits(threads):
+    threads(3)
+    torch.manual_seed(0)
+    product = native.native_product(torch.randn(99, 64), None, None)
+    x_TI = torch.randn(5, 64)
+    expected = product(x_TI)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(product, [x_TI] * 400))
+    assert all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_process_that_was_forked_off_has_helpers_of_its_own(threads):
+    threads(2)
+    product = native.native_product(torch.eye(64), None, None)
+    x_TI = torch.randn(5, 64)
+    product(x_TI)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # whoever waits for threads that are not there waits for ever
+        os._exit(0 if torch.equal(product(x_TI), x_TI) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_does_not_fit_is_left_to_torch():
@@ -240,3 +289,16 @@ class TestWithout:
         source.write_text(native.SOURCE.read_text().replace("127.0f / most", "120.0f / most"))
         monkeypatch.setattr(native, "SOURCE", source)
         self.absent(monkeypatch, tmp_path, "multiplies wrongly")
+
+
+def test_engines_that_share_weights_do_not_meet():
+    """Each runs forwards in a thread of its own, at the same time."""
+    model = loaded(None)
+    prompts = [list(range(3, 3 + 7 * n)) for n in (1, 2, 3, 4)]
+    how = {"method": "lookup", "max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    alone = [model.generate(prompt, **how).token_ids for prompt in prompts]
+    twins = [model.twin() for _ in prompts]
+    with ThreadPoolExecutor(len(twins)) as pool:
+        for _ in range(10):
+            jobs = [pool.submit(t.generate, p, **how) for t, p in zip(twins, prompts)]
+            assert [job.result().token_ids for job in jobs] == alone

@@ -107,14 +107,61 @@ def test_who_asks_for_one_forward_is_not_kept_waiting(written):
     assert [job.results()[0].token_ids for job in jobs] == alone
 
 
+@pytest.mark.parametrize("name", ["greedy", "sampled", "ends early"])
+def test_a_launch_that_ends_early_changes_no_text(name, written):
+    m, _ = pair()
+    how = {"method": "ar", "max_tokens": 21, **SAMPLING[name]}
+    whole = m.generate(PROMPTS, **how)
+    del written[:]
+    calls = iter(range(1000))
+    m.engine.has_messages = lambda: next(calls) % 3 == 2
+    cut = m.generate(PROMPTS, **how)
+    assert [r.token_ids for r in cut] == [r.token_ids for r in whole]
+    assert [r.finish_reason for r in cut] == [r.finish_reason for r in whole]
+    assert {tokens for _, tokens in written} >= {3} and max(written)[1] <= 3
+
+
+def test_who_joins_waits_for_one_token_only(written, monkeypatch):
+    m, _ = pair()
+    how = {"method": "ar", "max_tokens": 16, "ignore_eos": True}
+    alone = [m.generate(prompt, **how).token_ids for prompt in PROMPTS[:2]]
+    del written[:]
+    joined = []
+    forward = m.host.forward_plain
+
+    def forward_as_another_comes(rows):
+        if not joined:
+            joined.append(m.submit(PROMPTS[1], **how))
+        return forward(rows)
+
+    monkeypatch.setattr(m.host, "forward_plain", forward_as_another_comes)
+    first = m.generate(PROMPTS[0], **how).token_ids
+    assert [first, joined[0].results()[0].token_ids] == alone
+    assert written[:2] == [(1, 2), (2, 8)]
+
+
+def test_drafts_are_written_to_their_end_whoever_waits(written):
+    m, draft = pair()
+    how = {"method": "speculative", "draft": draft, "k": 3, "max_tokens": 12, "ignore_eos": True}
+    whole = m.generate(PROMPTS[0], **how)
+    del written[:]
+    m.engine.has_messages = lambda: True
+    again = m.generate(PROMPTS[0], **how)
+    assert str(again.trace) == str(whole.trace) and (1, 3) in written
+
+
 def test_rows_that_do_not_move_write_another_text(monkeypatch):
     """So the tests above would see it."""
-    right = pair(False)[0].generate(PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True)
+    right = pair(False)[0].generate(
+        PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True, **SAMPLING["sampled"]
+    )
     set_tokens = MovingRows.set_tokens
     monkeypatch.setattr(
         MovingRows, "set_tokens", lambda self, tokens, steps: set_tokens(self, tokens, 0)
     )
-    wrong = pair()[0].generate(PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True)
+    wrong = pair()[0].generate(
+        PROMPTS[0], method="ar", max_tokens=12, ignore_eos=True, **SAMPLING["sampled"]
+    )
     assert wrong.token_ids != right.token_ids
 
 

@@ -1,7 +1,17 @@
 import pytest
 import torch
 
-from forerun.probability.noise import Noise, mix, pick, pick_by_stretches, uniform
+from forerun.options import Sampling
+from forerun.probability.logits import row_laws
+from forerun.probability.noise import (
+    Noise,
+    mix,
+    pick,
+    pick_by_stretches,
+    pick_by_sums,
+    pick_on_host,
+    uniform,
+)
 
 
 def test_the_same_numbers_give_the_same_noise():
@@ -48,7 +58,50 @@ def test_noise_never_comes_again():
     assert len(by_draw | by_call) == 9999 and len(by_key) == 5000
 
 
-@pytest.mark.parametrize("find", [pick, pick_by_stretches])
+CUTS = [
+    {},
+    {"top_k": 7},
+    {"top_p": 0.8},
+    {"min_p": 0.05},
+    {"top_k": 9, "top_p": 0.9, "min_p": 0.02},
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_host_picks_what_sums_say(cut):
+    """On the very numbers where one outcome ends and the next begins, too; and where many are
+    equal, or a law has no mass."""
+    made = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(300, 500, generator=made)
+    logits[100:200] = logits[100:200].round()
+    logits[200:250, :250] = -torch.inf
+    law = row_laws(logits, [Sampling(temperature=0.9, **cut)] * len(logits))
+    law[250:260] = 0
+    law[260:270] = torch.nan
+    ends = law.cumsum(-1, dtype=torch.float64)
+    between = ends[torch.arange(300), torch.randint(500, (300,), generator=made)] / ends[:, -1]
+    for u in (torch.rand(300, generator=made, dtype=torch.float64), between):
+        found = pick_on_host(law, u)
+        assert found.tolist() == pick_by_sums(law, u).tolist()
+        assert (found[250:270] == -1).all() and (found[:250] >= 0).all()
+
+
+def test_draws_ahead_are_those_one_by_one():
+    made = torch.Generator().manual_seed(0)
+    law = torch.rand(2, 4, 6, generator=made)
+    draws = [(3, 5), (4, 0)]
+    plain = [
+        [int(Noise([(key, draw + i)])(law[b, i][None])) for i in range(4)]
+        for b, (key, draw) in enumerate(draws)
+    ]
+    right = torch.tensor([row[:3] for row in plain])
+    assert Noise(draws).ahead(right, law).tolist() == plain
+    wrong = right.clone()
+    wrong[0, 1] = (wrong[0, 1] + 1) % 6
+    assert Noise(draws).ahead(wrong, law)[0, :2].tolist() == plain[0][:2]
+
+
+@pytest.mark.parametrize("find", [pick, pick_by_sums, pick_by_stretches])
 def test_a_large_vocabulary_is_added_up_without_rounding(find):
     """One likely token and 131,071 that are rare: beside a sum of 1, float32 knows no number as
     small as theirs."""

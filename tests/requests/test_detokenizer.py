@@ -1,7 +1,7 @@
 import random
 
 from forerun.checkpoints import tiny
-from forerun.requests.detokenizer import Detokenizer
+from forerun.requests.detokenizer import NEIGHBOURS, Detokenizer
 
 TOKENIZER = tiny.tokenizer()
 
@@ -92,17 +92,45 @@ def all_or_nothing(tokens):
         return "\ufffd" * len(tokens)
 
 
-def test_all_tokens_at_once_say_what_one_after_the_other_says():
+def test_how_many_tokens_are_read_at_once_changes_nothing():
     rng = random.Random(0)
     pieces = ["a", "日", "🎉", b"\xe6", b"\xe6\x97", b"\x9f", "Ω", " "]
     for _ in range(300):
-        chosen = rng.choices(pieces, weights=[8, 3, 3, 1, 1, 1, 3, 4], k=12)
+        chosen = rng.choices(pieces, weights=[8, 3, 3, 1, 1, 1, 3, 4], k=24)
         tokens = list(b"".join(p.encode() if isinstance(p, str) else p for p in chosen))
         for decoding in (all_or_nothing, lambda tokens: bytes(tokens).decode(errors="replace")):
-            slow, fast = Detokenizer(decoding), Detokenizer(decoding)
+            one_by_one = Detokenizer(decoding)
+            shown = [one_by_one.text]
             for token in tokens:
-                slow.push(token)
-            fast.push_all(tokens)
-            slow.finish()
-            fast.finish()
-            assert fast.text == slow.text
+                one_by_one.push(token)
+                shown.append(one_by_one.text)
+            one_by_one.finish()
+            for longest in (3, 16, len(tokens)):
+                writer = Detokenizer(decoding)
+                read = 0
+                while read < len(tokens):
+                    bunch = tokens[read : read + rng.randint(1, longest)]
+                    read += len(bunch)
+                    writer.push(*bunch)
+                    assert writer.text == shown[read]
+                writer.finish()
+                assert writer.text == one_by_one.text
+
+
+def test_tokens_that_come_together_are_decoded_together():
+    calls = []
+    writer = Detokenizer(lambda tokens: calls.append(tokens) or decode(tokens))
+    for _ in range(8):
+        for token in TOKENIZER("sixteen letters.").input_ids:
+            writer.push(token)
+        assert writer.safe_text.endswith("letters.")
+    assert len(calls) == 2 * 8  # and once more for what stays as neighbours
+    assert max(map(len, calls)) <= 16 + NEIGHBOURS
+
+
+def test_a_stop_string_is_found_at_its_last_token():
+    writer = Detokenizer(decode, ["STOP"])
+    for token in TOKENIZER("abSTOP").input_ids:
+        assert writer.stopped_by is None
+        writer.push(token)
+    assert writer.stopped_by == "STOP"

@@ -42,6 +42,23 @@ def load(source, **settings):
     return m
 
 
+def slow(seconds):
+    """A loader of models whose every forward takes a while."""
+
+    def loader(source, **settings):
+        m = load(source, **settings)
+        forward = m.backbone.forward
+
+        def later(batch, slots):
+            time.sleep(seconds)
+            return forward(batch, slots)
+
+        m.backbone.forward = later
+        return m
+
+    return loader
+
+
 def fim_model(lanes):
     """A model with tokens for filling in the middle."""
     tokenizer = tiny.tokenizer()

@@ -2,39 +2,26 @@
 
 import asyncio
 import json
+import random
 import socket
 import struct
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from forerun.requests.jobs import Bell
+from forerun.sequence.trace import Event
 from forerun.serve import shapes, sse
 from forerun.serve.app import create_app
+from forerun.serve.streams import Decoding, Text, Traced
 from forerun.serve.wire import CompletionRequest
-from tests.serve.servers import Live, load, local_server
+from tests.serve.servers import Live, local_server, slow
 
 LONG = {"model": "plain", "prompt": "hello", "max_tokens": 150, "ignore_eos": True, "stream": True}
-
-
-def slow(seconds):
-    """A loader of models whose every forward takes a while."""
-
-    def loader(source, **settings):
-        m = load(source, **settings)
-        forward = m.backbone.forward
-
-        def later(batch, slots):
-            time.sleep(seconds)
-            return forward(batch, slots)
-
-        m.backbone.forward = later
-        return m
-
-    return loader
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +165,12 @@ class Stuck:
             await asyncio.sleep(60)
 
 
+async def stuck_at_the_end(message):
+    """A reader who takes all but the last message."""
+    if message["type"] == "http.response.body" and not message.get("more_body"):
+        await asyncio.sleep(60)
+
+
 async def ask_directly(app, body, send):
     """A request to an application, whose answer goes to `send`."""
     scope = dict(
@@ -204,7 +197,8 @@ async def ask_directly(app, body, send):
     await asyncio.wait_for(app(scope, receive, send), 20)
 
 
-def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
+@pytest.mark.parametrize("send", [Stuck(), stuck_at_the_end], ids=["after a piece", "at the end"])
+def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch, send):
     monkeypatch.setattr(sse, "LOOK_EVERY", 0.02)
     server = local_server(models=["plain"], stalled=0.2)
     app = create_app(server.settings, server=server)
@@ -212,7 +206,7 @@ def test_a_reader_who_takes_nothing_is_dropped_and_holds_no_lane(monkeypatch):
     async def ask():
         await server.models.loaded("plain")
         with pytest.raises(asyncio.CancelledError):
-            await ask_directly(app, {**LONG, "max_tokens": 40}, Stuck())
+            await ask_directly(app, {**LONG, "max_tokens": 40}, send)
         assert not server.decodings.running
         assert server.models.served("plain").gate.inside == 0
 
@@ -330,15 +324,52 @@ def test_pieces_that_come_together_are_one_message():
     assert len(raw) <= 6, "one write for many pieces"
 
 
-def test_a_chunk_from_a_template_is_the_chunk():
-    """Quotes, half characters and the place's own mark in a text or a name change nothing else."""
-    shape = shapes.Completions.__new__(shapes.Completions)
+@pytest.mark.parametrize("kind", [shapes.Completions, shapes.ChatCompletions])
+def test_a_chunk_from_a_template_is_the_chunk(kind):
+    """To the byte. Quotes and the place's own mark, in a text or a name, change nothing else."""
+    shape = kind.__new__(kind)
     shape.decoding = SimpleNamespace(
-        id="cmpl-1", created=1, served=SimpleNamespace(id=f'a"{shapes.PLACE}"'), sequences=list
+        id="cmpl-1", created=1, served=SimpleNamespace(id=f'a"{shapes.PLACE}"é'), sequences=list
     )
     shape.body = CompletionRequest(prompt="x", max_tokens=4)
     shape.how = SimpleNamespace(sampling={})
     shape._around = {}
-    for text in ('a"b\\', "é\n", shapes.PLACE, "\ud800"):
+    draw = random.Random(0)
+    letters = ['"', "\\", "\n", "\0", "\x7f", "\u2028", "é", "日", "🎉", "/", "<", shapes.PLACE]
+    texts = ["".join(draw.choices(letters, k=draw.randint(0, 9))) for _ in range(200)]
+    for text in texts:
         [written] = shape.pieces(0, text)
-        assert json.loads(written[6:]) == shape.chunk(0, {"text": text})
+        assert written == sse.event(shape.chunk(0, shape.content(text)))
+    [written] = shape.pieces(0, "\ud800")  # half a character, which only clients can write
+    assert json.loads(written[6:]) == shape.chunk(0, shape.content("\ud800"))
+
+
+class InBursts:
+    """Jobs whose events come so many at a time."""
+
+    def __init__(self, bursts):
+        self._bursts = bursts
+
+    async def bursts(self):
+        for burst in self._bursts:
+            yield burst
+
+
+def test_text_that_comes_together_is_one_piece_and_events_stay_in_their_place():
+    event = Event(1, "sampled", [0], [5])
+    bursts = [[(0, "a"), (1, "x"), (0, "b")], [(0, "c"), (0, event), (0, "d"), (1, "y"), (0, "e")]]
+    metrics = SimpleNamespace(first_token=Mock(), between=Mock())
+    decoding = Decoding.__new__(Decoding)
+    decoding.jobs = InBursts(bursts)
+    decoding.owner = SimpleNamespace(metrics=metrics)
+    decoding.served = SimpleNamespace(id="m")
+    decoding.arrived = 0.0
+    decoding._last_piece = {}
+
+    async def told():
+        return [burst async for burst in decoding.bursts()]
+
+    first, second = asyncio.run(told())
+    assert first == [Text(0, "ab"), Text(1, "x")]
+    assert second == [Text(0, "c"), Traced(0, event), Text(0, "de"), Text(1, "y")]
+    assert metrics.between.note.call_count == 3 and metrics.first_token.labels.call_count == 2

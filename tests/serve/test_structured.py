@@ -11,7 +11,7 @@ import pytest
 from forerun.serve.models import Models
 from forerun.serve.server import Server
 from forerun.serve.settings import Settings
-from tests.serve.servers import Live, in_process, local_server
+from tests.serve.servers import Live, in_process, local_server, slow
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -173,13 +173,19 @@ def test_calls_are_found_and_told_as_they_come(client):
     expected = ("Well.", calls, "tool_calls")
     assert whole(client, tools=TOOLS, **exactly(CALLS)) == expected
     assert streamed(client, tools=TOOLS, **exactly(CALLS)) == expected
+
+
+def test_arguments_come_in_parts():
+    """What comes together is told together, so steps must not be too fast for the test."""
     free = re.escape(CALLS).replace("Rome", "[a-z]{9}")
-    parts = [
-        part.function.arguments
-        for chunk in chat(client, tools=TOOLS, stream=True, extra_body={"regex": free})
-        for part in chunk.choices[0].delta.tool_calls or []
-    ]
-    assert len(parts) > 9, "arguments come in parts"
+    with Live(local_server(slow(0.02), models=["chat"], stream_interval=0)) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+        parts = [
+            part.function.arguments
+            for chunk in chat(client, tools=TOOLS, stream=True, extra_body={"regex": free})
+            for part in chunk.choices[0].delta.tool_calls or []
+        ]
+    assert len(parts) > 6, "two calls that come whole are four parts"
 
 
 def test_without_a_call_a_text_is_told_as_it_is(client):

@@ -10,12 +10,13 @@ and now and then. A trial is a few forwards, and is over as soon as one is much 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 FAR_LONGER = 4.0  # times what forwards of a kind take
 MUCH_SLOWER = 2.0  # than the other choice: a trial is over
@@ -26,6 +27,14 @@ CLEARLY = 0.95  # of the time that the other choice takes: what is as fast is no
 FIRST_PAUSE = 1.0  # seconds until the next trial; it doubles while nothing changes
 LONGEST_PAUSE = 30.0
 MANY_ROWS = 64  # a prompt: all threads have enough to do, and a trial would be felt
+
+
+Ran = TypeVar("Ran")
+
+
+def once(ran: object) -> int:
+    """The number of forwards, where it was one."""
+    return 1
 
 
 class _Kind:
@@ -91,22 +100,27 @@ class ThreadChoice:
         self._clock = clock
         self._most = torch.get_num_threads()
         self._kinds: dict[int, _Kind] = {}  # by the magnitude of rows
+        self._noting = threading.Lock()  # engines that share weights note at the same time
 
     def threads(self, rows: int) -> int:
         """How many threads the next forward of so many rows uses."""
         return self._kind(rows).threads
 
-    def run(self, rows: int, forward: Callable[[], Tensor]) -> Tensor:
-        """Run a forward with the threads that are chosen now."""
+    def run(
+        self, rows: int, forward: Callable[[], Ran], forwards: Callable[[Ran], int] = once
+    ) -> Ran:
+        """Run a forward with the threads that are chosen now, or several: what comes of them says
+        how many."""
         if self._most == 1:
             return forward()
         kind = self._kind(rows)
         start = self._clock()
-        try:
-            return forward() if kind.threads == self._most else self._alone(forward)
-        finally:
-            end = self._clock()
-            kind.note(end - start, end)
+        ran = forward() if kind.threads == self._most else self._alone(forward)
+        end = self._clock()
+        if count := forwards(ran):
+            with self._noting:
+                kind.note((end - start) / count, end)
+        return ran
 
     def _kind(self, rows: int) -> _Kind:
         size = rows.bit_length()
@@ -114,7 +128,7 @@ class ThreadChoice:
             self._kinds[size] = _Kind(self._most, has_trials=rows < MANY_ROWS)
         return self._kinds[size]
 
-    def _alone(self, forward: Callable[[], Tensor]) -> Tensor:
+    def _alone(self, forward: Callable[[], Ran]) -> Ran:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

@@ -29,8 +29,10 @@ once and never copied. `heads` counts query heads, and both count only this proc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +75,8 @@ class Backbone(Protocol[SlotStorage]):
     has_fixed_kernels: bool
     deterministic: bool
     # It may also have `step_costs`, seconds of a step by rows: then they are not measured. And
-    # `moves_rows`, if its forward takes `MovingRows`: then it writes several tokens in one step.
+    # `moves_rows`, if its forward takes `MovingRows` and it has `write_likeliest`: then it writes
+    # several tokens in one step.
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""
@@ -83,6 +86,23 @@ class Backbone(Protocol[SlotStorage]):
 
     def forward(self, batch: Batch, slots: SlotStorage) -> Tensor:
         """Logits [R, V] of the rows that are read."""
+
+
+class LikeliestText(NamedTuple):
+    """Some texts that are to go on with their likeliest tokens."""
+
+    first_BV: Tensor  # logits of the first
+    wanted: Sequence[int]  # tokens of each
+    ends: Sequence[Collection[int]]  # tokens that end each
+    impossible: Sequence[int]
+    keeps_logits: bool
+
+
+class WrittenText(NamedTuple):
+    """What was written: a token is -1 where none was possible."""
+
+    tokens_kB: np.ndarray
+    logits_kBV: Tensor  # of all steps, or of the last
 
 
 class SlottedBackbone(ABC):

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.backbone import LikeliestText
 from forerun.engine.cache import Slots
 from forerun.engine.graphs import (
     CaptureSize,
@@ -69,10 +70,12 @@ class ProgramSize(NamedTuple):
 
 
 class Continuations:
-    """Writes on with one model, where its forwards are captured."""
+    """Writes on with one model, where its forwards are captured. Where it can, it ends a launch of
+    plain text early if somebody is `waiting` for the step to end."""
 
-    def __init__(self, host: Host):
+    def __init__(self, host: Host, waiting: Callable[[], bool]):
         self._host = host
+        self._waiting = waiting
         self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
         self._pool: PoolHandle | None = None
         self._works = True
@@ -141,15 +144,16 @@ class Continuations:
     def _write(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
     ) -> WrittenBatch | None:
+        samplings = [one.seq.history.sampling for one in asked]
+        if self._host.runner.moves_rows and not any(one.temperature for one in samplings):
+            return self._write_likeliest(asked, batch, logits_BV)
         u_Bk = uniforms_ahead([(one.seq.noise_key, one.seq.draws) for one in asked], tokens)
         if self._host.runner.moves_rows:
             return self._move_on(asked, batch, logits_BV, u_Bk)
         tiles = self._host.runner.tiles(batch, ahead=tokens)
         forward = CaptureSize.of(batch, tiles)
         assert forward is not None, "lanes are fewer than rows of a capture"
-        warp, columns_4B = self._warps.of(
-            [one.seq.history.sampling for one in asked], logits_BV.shape[1]
-        )
+        warp, columns_4B = self._warps.of(samplings, logits_BV.shape[1])
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
         program = self._programs.get(size)
         if program is None:
@@ -162,23 +166,41 @@ class Continuations:
         self._programs.move_to_end(size)
         return program.run(batch, tiles, logits_BV, columns_4B, u_Bk)
 
+    def _write_likeliest(
+        self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor
+    ) -> WrittenBatch:
+        """The same where nothing is left to chance, in one call of the backbone."""
+        text = LikeliestText(
+            first_BV=logits_BV,
+            wanted=[min(one.tokens, one.seq.remaining) for one in asked],
+            ends=[one.seq.history.stop_tokens for one in asked],
+            impossible=self._host.impossible_tokens,
+            keeps_logits=asked[0].drafting,
+        )
+        written = self._host.write_likeliest(batch, text)
+        logits_BkV = written.logits_kBV.transpose(0, 1)
+        return WrittenBatch(torch.from_numpy(written.tokens_kB).T, logits_BkV)
+
     def _move_on(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray
     ) -> WrittenBatch:
-        """The same over the host's own memory, until all have ended."""
+        """The same over the host's own memory, until all have ended or somebody waits."""
         samplings = [one.seq.history.sampling for one in asked]
         writing = Writing.of(samplings, asked[0].temperature, logits_BV, u_Bk)
         rows = MovingRows(batch)
         drawn: list[list[int]] = []  # for each token, of all sequences
         logits: list[Tensor] = []
+        drafting = asked[0].drafting
         for i in range(u_Bk.shape[1]):
             logits.append(logits_BV)
             drawn.append(writing.draw(logits_BV).tolist())
             if i + 1 == u_Bk.shape[1] or all(map(_has_ended, asked, zip(*drawn))):
                 break
+            if not drafting and self._waiting():
+                break
             rows.set_tokens(np.maximum(drawn[-1], 0), steps=min(i, 1))
             logits_BV = self._host.forward_plain(rows)
-        kept = torch.stack(logits, 1) if asked[0].drafting else logits_BV.new_empty(0, 0, 0)
+        kept = torch.stack(logits, 1) if drafting else logits_BV.new_empty(0, 0, 0)
         return WrittenBatch(torch.tensor(drawn).T, kept)
 
     def _make(

@@ -65,6 +65,11 @@ class Interrupted(ForerunError):
         super().__init__("interrupted while this request was being decoded.")
 
 
+def no_messages() -> bool:
+    """Nobody can say anything while a step runs."""
+    return False
+
+
 class NotYet:
     """The answer of a forward to whoever has only begun to read: it is asked again."""
 
@@ -104,6 +109,7 @@ class Engine:
         self._only_read = False  # the last forward: a chunk of a prompt, by a draft model
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
+        self.has_messages = no_messages  # of whoever steps it: what it applies after this step
 
     def add_model(
         self, backbone: Backbone, room: int, impossible_tokens: Sequence[int] = ()
@@ -119,7 +125,7 @@ class Engine:
         if self.chunk is not None:
             host.pace = Pace(host.costs, self.chunk)
         if self.rules.by_noise:
-            host.writer = Continuations(host)
+            host.writer = Continuations(host, self._somebody_waits)
             host.costs.at_once = host.at_once
         self.hosts.append(host)
         return host
@@ -139,6 +145,10 @@ class Engine:
             self._to_cancel.append(ticket)
         elif not ticket.over:
             self._cancel(ticket)
+
+    def _somebody_waits(self) -> bool:
+        """Had a step better end soon? Somebody wants to join, or to go."""
+        return bool(self._to_cancel) or self.has_messages()
 
     def _cancel(self, ticket: Ticket) -> None:
         ticket.seq.finish_reason = ticket.seq.finish_reason or "cancelled"
@@ -413,7 +423,7 @@ class Engine:
                     answers[i] = error
         self.clock.rules += time.perf_counter() - began
         if applied:
-            self.clock.mark("rules", applied[0][1].packed.tensor.device)
+            self.clock.mark("rules", applied[0][1].device)
         if len(applied) == 1 and len(applied[0][0]) == len(served):
             self._prefetch(served, applied[0][1])
         began = time.perf_counter()
@@ -445,7 +455,7 @@ class Engine:
         Nobody may be left out, or batches would fall apart."""
         if len(served) != len(self.running):
             return
-        works_on_its_own = applied.packed.tensor.device.type == "cuda"
+        works_on_its_own = applied.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
         prefetched = foresee(served, applied) if enabled else None
         if prefetched is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.backbone import Backbone, SlottedBackbone
+from forerun.engine.backbone import Backbone, LikeliestText, SlottedBackbone, WrittenText
 from forerun.engine.cache import Memo
 from forerun.engine.choosing import Account, BatchChooser
 from forerun.engine.company import Company
@@ -211,6 +211,11 @@ class Host:
     def forward_plain(self, batch: Batch) -> Tensor:
         """Logits by the forward's plain code, as captures take it."""
         return self.remove_impossible(self.backbone.forward(batch, self.slots))
+
+    def write_likeliest(self, batch: Batch, asked: LikeliestText) -> WrittenText:
+        """Have the backbone write on, where it moves rows."""
+        write: Any = getattr(self.backbone, "write_likeliest")  # noqa: B009
+        return write(batch, self.slots, asked)
 
     def remove_impossible(self, logits_RV: Tensor) -> Tensor:
         for token in self.impossible_tokens:

@@ -150,6 +150,7 @@ class _Loop:
         self.device = device
         # Putting into it never waits, not even where the garbage collector interrupts a put.
         self.inbox: SimpleQueue[Message] = SimpleQueue()
+        engine.has_messages = partial(_holds_something, self.inbox)
         self.process: int | None = None  # where the thread runs, once it does
         self._thread: threading.Thread | None = None
         self._stopped: EngineStopped | None = None
@@ -241,6 +242,10 @@ class _Loop:
         self.engine.fail_all(reason)
         self._tell()
         _running.discard(self)
+
+
+def _holds_something(inbox: SimpleQueue[Message]) -> bool:
+    return not inbox.empty()
 
 
 def closed() -> EngineStopped:

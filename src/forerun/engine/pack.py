@@ -196,7 +196,7 @@ class Batch:
 
 class MovingRows(Batch):
     """Rows of plain text, one per sequence, that move on token by token in the host's memory.
-    Whoever runs them asks for their integers and for nothing of their segments."""
+    Whoever runs them asks for arrays, not for tensors, and for nothing of their segments."""
 
     def __init__(self, batch: Batch):
         self.device = batch.device
@@ -206,7 +206,6 @@ class MovingRows(Batch):
         self.slots = batch.slots
         self.rows_5T = batch.rows_5T.copy()
         self.reads = batch.reads
-        self.reads_R = batch.reads_R
         self._steps = 0
 
     @property
@@ -219,8 +218,6 @@ class MovingRows(Batch):
         self.rows_5T[TOKEN] = tokens_T
         self.rows_5T[POSITION : HORIZON + 1] += steps
         self.slots = self.table.places(self.lanes, self.rows_5T[POSITION])
-        self.tokens_T, self.positions_T = torch.from_numpy(self.rows_5T[: POSITION + 1]).long()
-        self.slots_T = torch.from_numpy(self.slots)
 
 
 def additive_mask(mask: np.ndarray, dtype: torch.dtype) -> Tensor:

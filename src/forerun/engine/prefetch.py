@@ -93,9 +93,9 @@ def foresee(running: Sequence[Running], applied: Applied) -> Prefetch | None:
     assert isinstance(host, Host)
     if any(_is_elsewhere(one, host) for one in running):
         return None
-    if applied.packed.type is Token:
+    if applied.type is Token:
         return TokenPrefetch.guess(running, host)
-    if applied.packed.type is JacobiStep:
+    if applied.type is JacobiStep:
         return ChainPrefetch.guess(running, host)
     return None
 

@@ -27,10 +27,11 @@ from forerun.constraints.base import words
 from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
-from forerun.probability.acceptance import Sampler, sample_token
-from forerun.probability.logits import Warp, Warps, likeliest, unpacked
+from forerun.probability.acceptance import Sampler
+from forerun.probability.certain import CERTAIN, choices
+from forerun.probability.logits import Warp, Warps, unpacked
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
-from forerun.probability.outcomes import Outcome, PackedOutcome, Token
+from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
     LawRows,
     PendingLaws,
@@ -38,7 +39,7 @@ from forerun.probability.pending import (
     model_laws,
     write_masks,
 )
-from forerun.probability.transfer import HostCopy
+from forerun.probability.transfer import HostCopy, to_device
 from forerun.sequence.canvas import Draw
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Applied:
 
     def __init__(self, packed: PackedOutcome, count: int, copy: HostCopy):
         self.packed = packed
+        self.type = packed.type
+        self.device = packed.tensor.device
         self.count = count  # sequences; what is behind them pads
         self._copy = copy
 
@@ -71,6 +74,26 @@ class Applied:
     def outcomes(self) -> list[Outcome | None]:
         """Every sequence's outcome, as soon as it has arrived; None where a law had no mass."""
         return [self.packed.unpack(row) for row in self._copy.numbers()[: self.count]]
+
+
+class Decided(Applied):
+    """Outcomes that the host knows already."""
+
+    def __init__(self, outcomes: list[Outcome | None], device: torch.device):
+        self.type = next((type(one) for one in outcomes if one is not None), Outcome)
+        self.device = device
+        self._outcomes = outcomes
+
+    def column(self, name: str) -> Tensor:
+        values: list[Any] = [getattr(one, name, -1) for one in self._outcomes]
+        if any(isinstance(value, list) for value in values):
+            values = [value if isinstance(value, list) else [value] for value in values]
+            longest = max(map(len, values))
+            values = [[*value, *[0] * (longest - len(value))] for value in values]
+        return to_device(values, torch.long, self.device)
+
+    def outcomes(self) -> list[Outcome | None]:
+        return self._outcomes
 
 
 class Rules:
@@ -115,11 +138,11 @@ class Rules:
         return ProgramSize.of(batch, self._warps)
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
-        outcome = batch.without_chance() if self.by_noise else None
-        if outcome is None:
-            arguments = [stack(column, batch.device) for column in batch.made]
-            outcome = batch.rule(*arguments, self._sampler(batch.noise))
-            check_outcome(outcome, len(batch.draws))
+        if self.by_noise and (decided := batch.without_chance()):
+            return Decided(decided, batch.device)
+        arguments = [stack(column, batch.device) for column in batch.made]
+        outcome = batch.rule(*arguments, self._sampler(batch.noise))
+        check_outcome(outcome, len(batch.draws))
         packed = PackedOutcome(outcome)
         return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
 
@@ -187,16 +210,14 @@ class RuleBatch:
         """Which of the sources an argument's laws are of."""
         return next(i for i, one in enumerate(self.sources) if one.has_rows_of(laws))
 
-    def without_chance(self) -> Outcome | None:
-        """What plain decoding draws at temperature 0, if this is that: on a CPU making laws that
-        are certain, and drawing from them, costs more than the rest of a step."""
-        if self.rule is not sample_token or not is_pending(self.columns[0]):
+    def without_chance(self) -> list[Outcome | None] | None:
+        """What is decided on a CPU where all laws are certain, by a rule that is known there."""
+        decide = CERTAIN.get(self.rule)
+        on_cpu = self.device.type == "cpu"
+        if not on_cpu or decide is None or not all(is_certain(column) for column in self.columns):
             return None
-        laws = cast("Sequence[PendingLaws]", self.columns[0])
-        if not all(law.is_certain for law in laws):
-            return None
-        parts = [part for law in laws for part in law.parts]
-        return Token.of_batch(token=likeliest(PendingLaws(parts).logits_NV))
+        columns = [choices_of(column) for column in self.columns]
+        return [decide(*arguments) for arguments in zip(*columns)]
 
     @cached_property
     def made(self) -> list[list[RuleArgument]]:
@@ -319,6 +340,24 @@ def is_pending(column: Sequence[object]) -> bool:
 
 def longest_law(laws: Sequence[PendingLaws]) -> int:
     return 1 if laws[0].single else max(one.count for one in laws)
+
+
+def is_certain(column: Sequence[object]) -> bool:
+    """Are these laws that are certain, or no laws at all?"""
+    return all(
+        value.is_certain if isinstance(value, PendingLaws) else not isinstance(value, Tensor)
+        for value in column
+    )
+
+
+def choices_of(column: Sequence[object]) -> Sequence[object]:
+    """What laws are certain of, all found at once; other arguments as they are."""
+    if not isinstance(column[0], PendingLaws):
+        return column
+    laws = cast("Sequence[PendingLaws]", column)
+    found = choices(PendingLaws([part for one in laws for part in one.parts]).logits_NV)
+    ends = list(accumulate(one.count for one in laws))
+    return [found[end - one.count : end] for one, end in zip(laws, ends)]
 
 
 def longest(column: Sequence[object]) -> int:

@@ -83,12 +83,31 @@ def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
 
     A law without mass (everything forbidden, or logits that are not numbers) has no outcome: -1.
     """
-    if law_BN.device.type != "cpu" and law_BN.shape[-1] >= LARGE:
+    if law_BN.device.type == "cpu":
+        return pick_on_host(law_BN, u_B)
+    if law_BN.shape[-1] >= LARGE:
         return pick_by_stretches(law_BN, u_B)
+    return pick_by_sums(law_BN, u_B)
+
+
+def pick_by_sums(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The same as it is defined."""
     cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64)
     total_B1 = cumulative_BN[:, -1:]
     outcome_B1 = torch.searchsorted(cumulative_BN, u_B.unsqueeze(-1) * total_B1, right=True)
     return torch.where(total_B1 > 0, outcome_B1, -1).squeeze(-1)
+
+
+def pick_on_host(law_BN: Tensor, u_B: Tensor) -> Tensor:
+    """The same, with less around the sums."""
+    cumulative_BN = law_BN.cumsum(-1, dtype=torch.float64).numpy()
+    found = [_at_quantile(*one) for one in zip(cumulative_BN, u_B.tolist())]
+    return torch.tensor(found, dtype=torch.long)
+
+
+def _at_quantile(cumulative_N: np.ndarray, u: float) -> int:
+    total = cumulative_N[-1]
+    return int(cumulative_N.searchsorted(u * total, side="right")) if total > 0 else -1
 
 
 def pick_by_stretches(law_BN: Tensor, u_B: Tensor) -> Tensor:
@@ -161,18 +180,23 @@ class Noise:
 
     def ahead(self, x_BK: Tensor, law_BLN: Tensor) -> Tensor:
         size, count, _ = law_BLN.shape
-        u_BL = to_device(uniforms_ahead(self.draws, count), torch.float64, law_BLN.device)
+        u_BL = uniforms_ahead(self.draws, count)
         if law_BLN.device.type != "cpu":
-            return pick(law_BLN.flatten(0, 1), u_BL.flatten()).view(size, count)
-        drawn_BL = torch.full((size, count), -1)
-        left_B = torch.arange(size)
-        for i in range(count):  # nobody looks behind the first that differs
-            drawn_BL[left_B, i] = pick(law_BLN[left_B, i], u_BL[left_B, i])
-            if i < x_BK.shape[1]:
-                left_B = left_B[drawn_BL[left_B, i] == x_BK[left_B, i]]
-            if not len(left_B):
-                break
-        return drawn_BL
+            u_N = to_device(u_BL, torch.float64, law_BLN.device).flatten()
+            return pick(law_BLN.flatten(0, 1), u_N).view(size, count)
+        sequences = zip(x_BK.tolist(), law_BLN, u_BL.tolist())
+        return torch.tensor([_picked_ahead(*one) for one in sequences], dtype=torch.long)
+
+
+def _picked_ahead(x: Sequence[int], law_LN: Tensor, u: Sequence[float]) -> list[int]:
+    """One sequence's draws from its laws. Nobody looks behind the first that differs."""
+    drawn = [-1] * len(u)
+    for i in range(len(u)):
+        cumulative_N = law_LN[i].cumsum(-1, dtype=torch.float64).numpy()
+        drawn[i] = _at_quantile(cumulative_N, u[i])
+        if i < len(x) and drawn[i] != x[i]:
+            break
+    return drawn
 
 
 class FixedNoise:

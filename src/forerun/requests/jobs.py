@@ -278,7 +278,7 @@ class Job:
         if self.detokenizer is None:
             self.detokenizer = Detokenizer(self.model.decode)
             self.detokenizer.begin_after(*self._spoken)
-            self.detokenizer.push_all(self.seq.output)
+            self.detokenizer.push(*self.seq.output)
         self.detokenizer.finish()
         return self.detokenizer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -23,6 +24,7 @@ from forerun.serve.streams import Ask, Decoding, Decodings, Text, Traced, first_
 
 PING_EVERY = 15.0  # seconds without a word
 LOOK_EVERY = 1.0  # seconds
+BODY = {"type": "http.response.body"}
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 T = TypeVar("T")
@@ -37,79 +39,112 @@ def event(value: Any, name: str | None = None) -> bytes:
     return format_sse_event(data_str=encoded(value).decode(), event=name)
 
 
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+@contextmanager
+def client_there(receive: Receive) -> Iterator[None]:
+    """Cancel what runs inside when the client goes away; `ClientGone` is raised then. One task
+    listens: what is waited for needs none of its own."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def listen() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    listening = asyncio.create_task(listen())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel():  # somebody else cancelled it, too
+            raise
+        raise ClientGone from None
+    else:
+        if gone:  # too late: it was done in the very moment
+            task.uncancel()
+    finally:
+        listening.cancel()
+
+
 class EventStream(EventSourceResponse):
     """The stream of a decoding. However it ends, the decoding is closed."""
 
     def __init__(self, decoding: Decoding, content: AsyncIterator[bytes]):
         super().__init__(content, headers=HEADERS)
         self.decoding = decoding
+        self.events = content
         self.stalled = decoding.owner.settings.stalled
         self._sending: float | None = None
         self._sent = time.monotonic()
         self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-
-        async def noted(message: Message) -> None:
-            self._sending = time.monotonic()
-            await send(message)
-            self._sending = None
-            self._sent = time.monotonic()
-            self._over = message["type"] == "http.response.body" and not message.get("more_body")
-
-        keeper = asyncio.create_task(self._keep(task, noted))
+        self._look_later(task, send)
         try:
-            await super().__call__(scope, receive, noted)
+            with suppress(ClientGone), client_there(receive):
+                await self._send_all(send)
         finally:
-            keeper.cancel()
+            self._look_no_more()
             self.decoding.close()
 
-    async def _keep(self, task: asyncio.Task[Any], send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await self._send(send, {"type": "http.response.start", **start})
+        async for body in self.events:
+            await self._send(send, {**BODY, "body": body, "more_body": True})
+        self._over = True
+        await self._send(send, BODY)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._sending = time.monotonic()
+        await send(message)
+        self._sending = None
+        self._sent = time.monotonic()
+
+    def _look_later(self, task: asyncio.Task[Any], send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_EVERY, self._look, task, send)
+
+    def _look(self, task: asyncio.Task[Any], send: Send) -> None:
         """Say that all is well where nothing is to be said; drop a reader who takes nothing."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            now = time.monotonic()
-            if self._sending is not None:
-                if now - self._sending > self.stalled:
-                    task.cancel()
-                    return
-            elif now - self._sent > PING_EVERY and not self._over:
-                body = {"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True}
-                await send(body)
+        now = time.monotonic()
+        if self._sending is not None:
+            if now - self._sending > self.stalled:
+                task.cancel()
+                return
+        elif now - self._sent > PING_EVERY and not self._over:
+            body = {**BODY, "body": KEEPALIVE_COMMENT, "more_body": True}
+            self._ping = asyncio.create_task(self._send(send, body))
+        self._look_later(task, send)
+
+    def _look_no_more(self) -> None:
+        for each in (self._timer, self._ping):
+            if each is not None:
+                each.cancel()
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Wait for an answer. If the client goes away before, the work is cancelled."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client is gone.", code="client_gone")
-        return task.result()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        with client_there(request.receive):
+            return await work
+    except ClientGone:
+        raise ApiError(499, "the client is gone.", code="client_gone") from None
 
 
 async def begun(request: Request, decodings: Decodings, ask: Ask) -> Decoding:
     """A decoding that has begun, unless its client has gone while it waited."""
-    task = asyncio.ensure_future(decodings.start(ask))
-    try:
-        return await unless_gone(request, task)
-    except BaseException:
-        if task.done() and not task.cancelled() and task.exception() is None:
-            task.result().close()  # it began in the very moment
-        raise
+    return await unless_gone(request, decodings.start(ask))
 
 
 async def whole(request: Request, decoding: Decoding) -> list[list[Result]]:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # what is here runs without HTTP, and without what only HTTP 
 
 log = logging.getLogger("forerun.serve")
 
+# Results of so few sequences and tokens, of all together, are made in about a millisecond.
+QUICK_SEQUENCES = 4
+QUICK_TOKENS = 512
+
 
 class Wishes(Protocol):
     """What a request may say of ours."""
@@ -120,17 +124,28 @@ class Decoding:
                 yield item
 
     async def bursts(self) -> AsyncIterator[list[Text | Traced]]:
-        """What comes, as much at a time as there is: of most steps of the engine, one piece."""
+        """What comes, as much at a time as there is. A sequence's text of several steps of the
+        engine is one piece, unless events came between."""
         async for burst in self.jobs.bursts():
-            now = time.monotonic()
             told: list[Text | Traced] = []
+            pieces: dict[int, Text] = {}  # that may still grow
             for index, piece in burst:
                 if isinstance(piece, Event):
                     told.append(Traced(index, piece))
+                    pieces.pop(index, None)
+                elif index in pieces:
+                    pieces[index].text += piece
                 else:
-                    self._time_piece(index, now)
-                    told.append(Text(index, piece))
+                    pieces[index] = Text(index, piece)
+                    told.append(pieces[index])
+            self._time_pieces(told)
             yield told
+
+    def _time_pieces(self, told: list[Text | Traced]) -> None:
+        now = time.monotonic()
+        for item in told:
+            if isinstance(item, Text):
+                self._time_piece(item.index, now)
 
     def _time_piece(self, index: int, now: float) -> None:
         metrics = self.owner.metrics
@@ -145,13 +160,24 @@ class Decoding:
         """The results of each prompt, once all is over."""
         async for _ in self.jobs:
             pass
-        results = await asyncio.to_thread(self._results)
+        if self._results_are_quick():
+            results = self._results()
+        else:
+            results = await asyncio.to_thread(self._results)
         self._counted = True
         self.owner.count(self, results)
         return results
 
+    def _results_are_quick(self) -> bool:
+        """Do they take less time than a thread that makes them takes from the others? Texts of many
+        tokens, with their log-probabilities, do not."""
+        scored = any(request.scoring is not None for request in self.jobs.requests)
+        logprobs = any(job.seq.logprobs.wanted for job in self.sequences())
+        extras = scored or logprobs or bool(self.ask.extension.trace)
+        few = len(self.jobs) <= QUICK_SEQUENCES and self.jobs.tokens <= QUICK_TOKENS
+        return few and not extras
+
     def _results(self) -> list[list[Result]]:
-        """In a thread: the texts of many tokens, with their log-probabilities, take a while."""
         results = [list(group) for group in self.jobs.results_by_request()]
         if self.ask.extension.trace:
             flat = [result for group in results for result in group]

@@ -313,8 +313,9 @@ class DetokenizeRequest(Wire):
 
 def refuse_unsupported(request: Sampled) -> None:
     """Refuse what would change the answer and cannot be done."""
+    given = request.model_fields_set
     for name, harmless in UNSUPPORTED.items():
-        value = getattr(request, name, None)
+        value = getattr(request, name) if name in given else None
         if value is not None and value not in harmless:
             raise refused(f"{name} is not supported here: leave it out.", name, "unsupported")
 

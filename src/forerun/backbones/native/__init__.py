@@ -15,9 +15,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +39,15 @@ from forerun.backbones.products import (
     quantised,
 )
 from forerun.backbones.quantised import Quantised
+from forerun.engine.backbone import LikeliestText, WrittenText
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
-from forerun.sequence.rows import HI, HORIZON, LO
+from forerun.engine.pages import PageTable
+from forerun.sequence.rows import HI, HORIZON, POSITION
 
 SOURCE = Path(__file__).parent / "forward.cpp"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
@@ -83,6 +87,15 @@ class _Rows(ctypes.Structure):
         ("lo", c_void_p), ("hi", c_void_p), ("read", c_void_p), ("pages", c_void_p),
         ("page_size", c_int64), ("pages_per_lane", c_int64), ("kept", c_void_p),
         ("features", c_void_p), ("memory", c_void_p), ("logits", c_void_p),
+    ]  # fmt: skip
+
+
+class _Texts(ctypes.Structure):
+    _fields_ = [
+        ("steps", c_int64), ("vocab", c_int64), ("keeps", c_int64), ("tokens", c_void_p),
+        ("positions", c_void_p), ("slots", c_void_p), ("horizon", c_void_p), ("wanted", c_void_p),
+        ("ends", c_void_p), ("ends_until", c_void_p), ("impossible", c_void_p),
+        ("impossible_count", c_int64), ("drawn", c_void_p), ("logits", c_void_p),
     ]  # fmt: skip
 
 
@@ -128,6 +141,8 @@ def _typed(found: Any) -> Any:
     found.forward.restype = None
     found.forward_memory.argtypes = [c_void_p, c_int64, c_int64, c_int64]
     found.forward_memory.restype = c_int64
+    found.write_on.argtypes = [c_void_p, c_void_p, c_void_p, c_int64]
+    found.write_on.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
     found.is_fast.restype = c_int64
@@ -143,14 +158,11 @@ def _compile(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
-        # Threads are torch's own: its library of them is loaded already, under this name.
-        for threads in (["-fopenmp"], []):
-            command = [compiler, *FLAGS, *threads, str(SOURCE), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-            if done.returncode == 0:
-                made.replace(file)
-                return
-    raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+        if done.returncode:
+            raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+        made.replace(file)
 
 
 def _is_right(functions: Any) -> bool:
@@ -338,6 +350,55 @@ class NativeShape(NamedTuple):
         return self.head_dim % 4 == 0 and self.head_dim <= MOST_HEAD
 
 
+class _Addresses(NamedTuple):
+    """Where the integers of a forward's rows lie."""
+
+    tokens: int
+    positions: int
+    slots: int
+    lanes: int
+    horizon: int
+    lo: int
+    hi: int
+    reads: int
+
+
+class _Scratch(threading.local):
+    """What forwards of one thread are laid out in. Engines that share a model's weights run it at
+    the same time, each in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+        self._longs = np.empty(0, np.int64)
+        self._spans = np.empty(0, np.int32)
+        self._at = (0, 0)
+        self.places: tuple[tuple[Slots, int, PageTable], Any, Any, int] | None = None
+
+    def lay_out(self, batch: Batch) -> _Addresses:
+        """The integers of a batch's rows."""
+        rows = len(batch.slots)
+        self._make_room(rows, len(batch.reads))
+        numbers_4T = self._longs[: 4 * rows].reshape(4, rows)
+        numbers_4T[:2] = batch.rows_5T[: POSITION + 1]
+        if batch.drawn_T is not None:
+            numbers_4T[0] = batch.drawn_T
+        numbers_4T[2] = batch.slots
+        numbers_4T[3] = batch.lanes
+        self._longs[4 * rows : 4 * rows + len(batch.reads)] = batch.reads
+        self._spans[: 3 * rows].reshape(3, rows)[:] = batch.rows_5T[HORIZON : HI + 1]
+        longs, spans = self._at
+        tokens, positions, slots, lanes, reads = range(longs, longs + 40 * rows, 8 * rows)
+        horizon, lo, hi = range(spans, spans + 12 * rows, 4 * rows)
+        return _Addresses(tokens, positions, slots, lanes, horizon, lo, hi, reads)
+
+    def _make_room(self, rows: int, reads: int) -> None:
+        if len(self._longs) >= 4 * rows + reads and len(self._spans) >= 3 * rows:
+            return
+        self._longs = np.empty(2 * (4 * rows + reads), np.int64)
+        self._spans = np.empty(6 * rows, np.int32)
+        self._at = self._longs.ctypes.data, self._spans.ctypes.data
+
+
 class NativeForward:
     """A whole forward in one call. Heads have their two halves interleaved, and values lie behind
     keys."""
@@ -360,46 +421,70 @@ class NativeForward:
             len(layers), shape.heads, shape.key_heads, shape.head_dim, embed.shape[1], inner,
             shape.eps, stack, embed.data_ptr(), turns.data_ptr(), norm.data_ptr(), head.matrix,
         )  # fmt: skip
-        self._memory = torch.empty(0)
-        self._addresses: tuple[tuple[Slots, int], Any, Any] | None = None
+        self._at = ctypes.addressof(self._model)
+        self._scratch = _Scratch()
 
     def __call__(self, batch: Batch, slots: Slots) -> Tensor:
-        rows, reads, threads = len(batch.slots), len(batch.reads), torch.get_num_threads()
+        logits_RV = torch.empty(len(batch.reads), self._vocab)
         seen = batch.longest
-        model = byref(self._model)
-        needed = self._functions.forward_memory(model, max(rows, reads), seen, threads)
-        if needed > len(self._memory):
-            self._memory = torch.empty(needed)
-        logits_RV = torch.empty(reads, self._vocab)
-        table = batch.table
-        spans_3T = np.ascontiguousarray(batch.rows_5T[HORIZON : HI + 1], np.int32)
-        lanes = np.ascontiguousarray(batch.lanes, np.int64)
-        integers = (batch.tokens_T, batch.positions_T, batch.slots_T)
-        tokens, positions, places = (integer.contiguous() for integer in integers)
-        read = batch.reads_R.contiguous()
-        row_bytes = spans_3T.strides[0]
-        first = spans_3T.ctypes.data
-        given = _Rows(
-            rows, reads, threads, tokens.data_ptr(), positions.data_ptr(), places.data_ptr(),
-            lanes.ctypes.data, first, first + (LO - HORIZON) * row_bytes,
-            first + (HI - HORIZON) * row_bytes, read.data_ptr(),
-            table.starts_LP.ctypes.data, table.size, table.per_lane,
-            *self._places_in(slots), self._memory.data_ptr(), logits_RV.data_ptr(),
-        )  # fmt: skip
-        self._functions.forward(model, byref(given), seen)
+        rows = self._rows(batch, slots, seen, self._scratch.lay_out(batch), logits_RV)
+        self._functions.forward(self._at, byref(rows), seen)
         return logits_RV
 
-    def _places_in(self, slots: Slots) -> tuple[int, int]:
-        """Where it is written where each layer keeps keys and values, and features if it does."""
-        key = slots, len(slots.features)
-        if self._addresses is None or self._addresses[0] != key:
+    def write_on(self, batch: Batch, slots: Slots, asked: LikeliestText) -> WrittenText:
+        """Write on after rows of plain text, one of each."""
+        count = len(batch.slots)
+        steps = max(asked.wanted)
+        logits_kBV = torch.empty(steps if asked.keeps_logits else 1, count, self._vocab)
+        logits_kBV[0] = asked.first_BV
+        seen = batch.longest + steps
+        at = self._scratch.lay_out(batch)
+        rows = self._rows(batch, slots, seen, at, logits_kBV)
+        ends = [token for some in asked.ends for token in some]
+        until = accumulate(map(len, asked.ends))
+        given = np.array([*asked.wanted, *until, *ends, *asked.impossible], np.int64)
+        drawn = np.empty((steps, count), np.int64)
+        wanted_at = given.ctypes.data
+        until_at = wanted_at + 8 * count
+        ends_at = until_at + 8 * count
+        texts = _Texts(
+            steps, self._vocab, asked.keeps_logits, at.tokens, at.positions, at.slots, at.horizon,
+            wanted_at, ends_at, until_at, ends_at + 8 * len(ends), len(asked.impossible),
+            drawn.ctypes.data, logits_kBV.data_ptr(),
+        )  # fmt: skip
+        written = self._functions.write_on(self._at, byref(rows), byref(texts), seen)
+        return WrittenText(drawn[:written], logits_kBV[:written])
+
+    def _rows(self, batch: Batch, slots: Slots, seen: int, at: _Addresses, logits: Tensor) -> _Rows:
+        """What a forward is given, with memory for what is in between."""
+        scratch = self._scratch
+        threads = torch.get_num_threads()
+        rows = len(batch.slots)
+        reads = len(batch.reads)
+        needed = self._functions.forward_memory(self._at, max(rows, reads), seen, threads)
+        if needed > len(scratch.memory):
+            scratch.memory = torch.empty(needed)
+        table = batch.table
+        kept, features, pages = self._places_in(slots, table)
+        return _Rows(
+            rows, reads, threads, *at, pages, table.size, table.per_lane, kept, features,
+            scratch.memory.data_ptr(), logits.data_ptr(),
+        )  # fmt: skip
+
+    def _places_in(self, slots: Slots, table: PageTable) -> tuple[int, int, int]:
+        """Where it is written where each layer keeps keys and values, and features if it does; and
+        where pages begin."""
+        key = slots, len(slots.features), table
+        places = self._scratch.places
+        if places is None or places[0] != key:
             layers = range(self._model.layers)
             kept = [slots.flat(index)[0].data_ptr() for index in layers]
             features = [_pointer(slots.features.get(index)) for index in layers]
             array = c_void_p * len(kept)
-            self._addresses = key, array(*kept), array(*features)
-        _, kept_at, features_at = self._addresses
-        return ctypes.addressof(kept_at), ctypes.addressof(features_at)
+            pages = table.starts_LP.ctypes.data
+            places = key, array(*kept), array(*features), pages
+            self._scratch.places = places
+        return ctypes.addressof(places[1]), ctypes.addressof(places[2]), places[3]
 
 
 def _layer(layer: NativeLayer) -> _Layer:

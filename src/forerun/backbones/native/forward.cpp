@@ -8,17 +8,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <system_error>
 #include <thread>
+#include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num() { return 0; }
-static int omp_get_num_threads() { return 1; }
-#endif
+#include <pthread.h>
 
 #if defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
@@ -80,6 +80,22 @@ struct Rows {
     float* const* features;  // of some layers [slot][hidden]: what comes out of them
     float* memory;
     float* logits;
+};
+
+// Texts that go on with their likeliest tokens, one row each.
+struct Texts {
+    int64_t steps, vocab, keeps;  // does it keep the logits of every step?
+    int64_t* tokens;  // the rows as they move on
+    int64_t* positions;
+    int64_t* slots;
+    int32_t* horizon;
+    const int64_t* wanted;  // tokens of each text
+    const int64_t* ends;  // tokens that end one, text after text
+    const int64_t* ends_until;  // where each text's are over
+    const int64_t* impossible;
+    int64_t impossible_count;
+    int64_t* drawn;  // [step][text]
+    float* logits;  // [step][text][vocab], or of one step; those of the first are given
 };
 
 // -- one block against some rows ------------------------------------------------------------------
@@ -302,15 +318,22 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
 
 #endif
 
-// -- products -------------------------------------------------------------------------------------
+// -- threads --------------------------------------------------------------------------------------
 
-// Where threads wait for each other, three hundred times in a forward. OpenMP's own barrier puts
-// threads to sleep at once where other threads of the program have teams of their own.
+constexpr int64_t MOST_SPINS = 20000;  // some hundredths of a millisecond
+
+// Who a thread is among those that share some work.
+struct Member {
+    int own = 0, threads = 1;
+};
+thread_local Member member;
+
+// Where threads wait for each other, three hundred times in a forward.
 class Barrier {
   public:
-    void wait(int threads) {
+    void wait() {
         const int own = turn_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == member.threads) {
             arrived_.store(0, std::memory_order_relaxed);
             turn_.store(own + 1, std::memory_order_release);
             return;
@@ -320,7 +343,6 @@ class Barrier {
     }
 
   private:
-    static constexpr int64_t MOST_SPINS = 20000;  // some hundredths of a millisecond
     std::atomic<int> arrived_{0};
     std::atomic<int> turn_{0};
 };
@@ -330,11 +352,95 @@ struct Share {
 
     // What one thread does of so many things.
     explicit Share(int64_t count) {
-        const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
-        first = count * own / threads;
-        end = count * (own + 1) / threads;
+        first = count * member.own / member.threads;
+        end = count * (member.own + 1) / member.threads;
     }
 };
+
+// The threads that help whoever runs a forward, of any model. OpenMP has a team for each thread
+// that asks, and every model has a thread of its own: as soon as all teams together have more
+// threads than there are cores, they sleep between any two forwards.
+class Helpers {
+  public:
+    // Have so many threads do some work, or one where others are being helped.
+    template <typename Work>
+    void share(int64_t threads, const Work& work) {
+        std::unique_lock<std::mutex> turn(busy_, std::defer_lock);
+        const bool helped = threads > 1 && turn.try_lock() && hire(threads - 1);
+        member = {0, helped ? static_cast<int>(threads) : 1};
+        if (helped) call(threads, [](const void* it) { (*static_cast<const Work*>(it))(); }, &work);
+        work();
+        for (int64_t spins = 0; helped && at_work_.load(std::memory_order_acquire); ++spins)
+            if (spins > MOST_SPINS) std::this_thread::yield();
+    }
+
+  private:
+    static constexpr int64_t MOST = 1 << 10;  // threads
+    static constexpr std::chrono::microseconds AWAKE{1000};  // for what comes after a forward
+
+    bool hire(int64_t count) {
+        try {
+            for (; hired_ < std::min(count, MOST - 1); ++hired_)
+                std::thread(&Helpers::help, this, hired_ + 1, call_.load()).detach();
+        } catch (const std::system_error&) {
+        }
+        return hired_ >= count;
+    }
+
+    void call(int64_t threads, void (*run)(const void*), const void* work) {
+        run_ = run;
+        work_ = work;
+        at_work_.store(threads - 1, std::memory_order_relaxed);
+        call_.store((call_.load() / MOST + 1) * MOST + threads);
+        if (!asleep_.load()) return;
+        const std::lock_guard<std::mutex> lock(bed_);
+        woken_.notify_all();
+    }
+
+    void help(int64_t own, int64_t heard) {
+        for (;;) {
+            heard = next_after(heard);
+            const int64_t threads = heard % MOST;
+            if (own >= threads) continue;
+            member = {static_cast<int>(own), static_cast<int>(threads)};
+            run_(work_);
+            at_work_.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    int64_t next_after(int64_t heard) {
+        const auto until = std::chrono::steady_clock::now() + AWAKE;
+        for (int64_t spins = 0; call_.load() == heard; ++spins) {
+            if (spins < MOST_SPINS) continue;
+            if (std::chrono::steady_clock::now() > until) return sleep(heard);
+            std::this_thread::yield();
+        }
+        return call_.load();
+    }
+
+    int64_t sleep(int64_t heard) {
+        std::unique_lock<std::mutex> lock(bed_);
+        ++asleep_;
+        woken_.wait(lock, [&] { return call_.load() != heard; });
+        --asleep_;
+        return call_.load();
+    }
+
+    std::mutex busy_, bed_;
+    std::condition_variable woken_;
+    int64_t hired_ = 0;
+    std::atomic<int64_t> call_{0};  // the number of a call, and how many threads it is for
+    std::atomic<int64_t> at_work_{0}, asleep_{0};
+    void (*run_)(const void*) = nullptr;
+    const void* work_ = nullptr;
+};
+
+Helpers* helpers = new Helpers;  // never deleted: its threads outlive the program's end
+
+// A process that is forked off has none of these threads.
+const int forgets = pthread_atfork(nullptr, nullptr, [] { helpers = new Helpers; });
+
+// -- products -------------------------------------------------------------------------------------
 
 // R rows times one block of outputs (four, or a strip). What becomes of it: y = it, or y += it.
 template <int BITS, int R>
@@ -623,6 +729,34 @@ struct Memory {
     }
 };
 
+// The first of the likeliest; -1 where nothing is possible, or something is no number.
+int64_t likeliest(const float* logits, int64_t count) {
+    float most = -INFINITY;
+    int64_t found = -1;
+    for (int64_t i = 0; i < count; ++i) {
+        if (logits[i] <= most) continue;
+        if (logits[i] != logits[i]) return -1;
+        most = logits[i];
+        found = i;
+    }
+    return found;
+}
+
+bool has_ended(const Texts& texts, int64_t text, int64_t written, int64_t token) {
+    const int64_t first = text ? texts.ends_until[text - 1] : 0;
+    const int64_t* end = texts.ends + texts.ends_until[text];
+    return written >= texts.wanted[text] || std::find(texts.ends + first, end, token) != end;
+}
+
+// Give a row its next token, and the place for it.
+void move_on(const Texts& texts, const Rows& rows, int64_t text, int64_t token, int64_t steps) {
+    const int64_t place = texts.positions[text] += steps;
+    const int64_t page = rows.lanes[text] * rows.pages_per_lane + place / rows.page_size;
+    texts.tokens[text] = std::max<int64_t>(token, 0);
+    texts.slots[text] = rows.pages[page] + place % rows.page_size;
+    texts.horizon[text] += static_cast<int32_t>(steps);
+}
+
 }  // namespace
 
 extern "C" {
@@ -653,13 +787,12 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
     float* gate_up = qkv;
     float* inputs = x + at.inputs;
     Barrier barrier;
-#pragma omp parallel num_threads(rows.threads)
-    {
-        const auto wait = [&] { barrier.wait(omp_get_num_threads()); };
-        float* scores = x + at.scores + omp_get_thread_num() * slots;
+    helpers->share(rows.threads, [&] {
+        const auto wait = [&] { barrier.wait(); };
+        float* scores = x + at.scores + member.own * slots;
         int64_t count = rows.rows;
         const auto keep_those_read = [&] {
-            if (omp_get_thread_num() == 0) {
+            if (member.own == 0) {
                 for (int64_t i = 0; i < rows.reads; ++i)
                     std::memcpy(seen + i * m.hidden, x + rows.read[i] * m.hidden,
                                 m.hidden * sizeof(float));
@@ -714,6 +847,34 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
         norm_rows(x, m.norm, m.eps, of_head);
         wait();
         multiply(m.head, of_head, rows.logits, false);
+    });
+}
+
+// Write on until all texts have ended. How many tokens each has then.
+int64_t write_on(const Model* model, Rows* rows, Texts* given, int64_t slots) {
+    Texts& texts = *given;
+    const int64_t count = rows->rows, size = count * texts.vocab;
+    int64_t running = count;
+    std::vector<bool> over(count, false);
+    float* logits = texts.logits;
+    for (int64_t step = 0;; ++step) {
+        for (int64_t text = 0; text < count; ++text) {
+            const int64_t token = likeliest(logits + text * texts.vocab, texts.vocab);
+            texts.drawn[step * count + text] = token;
+            if (!over[text] && has_ended(texts, text, step + 1, token)) {
+                over[text] = true;
+                --running;
+            }
+        }
+        if (!running || step + 1 == texts.steps) return step + 1;
+        for (int64_t text = 0; text < count; ++text)
+            move_on(texts, *rows, text, texts.drawn[step * count + text], step > 0);
+        if (texts.keeps) logits += size;
+        rows->logits = logits;
+        forward(model, rows, slots);
+        for (int64_t text = 0; text < count; ++text)
+            for (int64_t i = 0; i < texts.impossible_count; ++i)
+                logits[text * texts.vocab + texts.impossible[i]] = -INFINITY;
     }
 }
 
@@ -722,12 +883,11 @@ void product(const Matrix* matrix, const float* x, int64_t rows, float* memory, 
              float* y) {
     const Inputs inputs = inputs_of(*matrix, memory, rows);
     Barrier barrier;
-#pragma omp parallel num_threads(threads)
-    {
+    helpers->share(threads, [&] {
         put_rows(x, inputs);
-        barrier.wait(omp_get_num_threads());
+        barrier.wait();
         multiply(*matrix, inputs, y, false);
-    }
+    });
 }
 
 }  // extern "C"

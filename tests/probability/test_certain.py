@@ -1,0 +1,119 @@
+"""At temperature 0 a rule needs no laws: what it decides from the likeliest tokens is what its
+plain code decides from laws that are certain of them."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from forerun.engine.pack import stack
+from forerun.engine.rules import Decided, RuleBatch, Rules
+from forerun.options import Sampling
+from forerun.probability import certain
+from forerun.probability.acceptance import matching, rejection, sample_token
+from forerun.probability.noise import Noise
+from forerun.probability.outcomes import JacobiStep, Outcome, PackedOutcome, Verdict
+from forerun.probability.pending import PendingLaws
+from forerun.sequence.canvas import Canvas, Draw, TokenHistory
+
+VOCAB = 5
+COLD = Sampling(temperature=0.0)
+
+
+def some_logits(rows: int, chance: random.Random) -> torch.Tensor:
+    """Few values, so that many are equal; some impossible, some no numbers."""
+    values = [0.0, 0.5, 1.0, 1.0, -math.inf]
+    rows_of = [[chance.choice(values) for _ in range(VOCAB)] for _ in range(rows)]
+    for row in rows_of:
+        if chance.random() < 0.05:
+            row[:] = [-math.inf] * VOCAB
+        if chance.random() < 0.05:
+            row[chance.randrange(VOCAB)] = math.nan
+    return torch.tensor(rows_of)
+
+
+def plain(draw: Draw) -> Outcome | None:
+    """What the plain code decides for one sequence."""
+    batch = RuleBatch([draw])
+    arguments = [stack(column, batch.device) for column in batch.made]
+    packed = PackedOutcome(draw.rule(*arguments, Noise(batch.noise)))
+    return packed.unpack(packed.tensor[0].tolist())
+
+
+def canvas(seed: int) -> Canvas:
+    tokens = torch.zeros(0, dtype=torch.int32).numpy()
+    return Canvas([1, -1], history=TokenHistory(COLD, tokens, VOCAB, frozenset()), seed=seed)
+
+
+def draws_of(rule, count: int, chance: random.Random) -> list[Draw]:
+    """Draws of a rule that often has something to accept."""
+    found = []
+    for seed in range(count):
+        k = chance.randrange(5)
+        p = PendingLaws.of(some_logits(k + 1, chance), 0, k + 1, COLD)
+        likely = torch.nan_to_num(p.logits_NV[:k]).argmax(-1).tolist()
+        x = [token if chance.random() < 0.7 else chance.randrange(VOCAB) for token in likely]
+        if rule is sample_token:
+            arguments = [p[0]]
+        elif rule is rejection:
+            q_KV = some_logits(k, chance)
+            for row, token in enumerate(x):
+                q_KV[row, token] += chance.choice([0.0, 9.0])
+            drafts = k and chance.random() < 0.7
+            arguments = [x, PendingLaws.of(q_KV, 0, k, COLD) if drafts else None, p]
+        else:
+            arguments = [x, p]
+        found.append(Draw(rule, tuple(arguments), canvas(seed)))
+    return found
+
+
+@pytest.mark.parametrize("rule", certain.CERTAIN, ids=lambda rule: rule.__name__)
+def test_rules_without_chance_decide_what_their_plain_code_decides(rule):
+    draws = draws_of(rule, 1500, random.Random(0))
+    accepted = set()
+    for draw in draws:
+        applied = Rules().apply([draw])
+        assert isinstance(applied, Decided)
+        [outcome] = applied.outcomes()
+        assert outcome == plain(draw)
+        accepted.add(getattr(outcome, "accepted", None))
+    assert len(accepted) > 4 or rule is sample_token  # lengths of every kind, and no outcome
+
+
+@pytest.mark.parametrize("rule", certain.CERTAIN, ids=lambda rule: rule.__name__)
+def test_a_batch_decides_what_each_would_alone(rule):
+    draws = draws_of(rule, 24, random.Random(1))
+    draws = [draw for draw in draws if draw.arguments[-2:][0] is not None]
+    together = Rules().apply(draws).outcomes()
+    assert together == [Rules().apply([draw]).outcomes()[0] for draw in draws]
+
+
+def test_chance_is_left_to_the_plain_code():
+    logits = some_logits(3, random.Random(2))
+    for warm in (PendingLaws.of(logits, 0, 3, Sampling(temperature=1.0)), torch.rand(3, VOCAB)):
+        assert RuleBatch([Draw(matching, ([1, 2], warm), canvas(0))]).without_chance() is None
+
+
+def test_what_is_decided_has_columns_as_others_have():
+    """A forward that is begun ahead reads them."""
+    decided = Decided([JacobiStep(1, 2, [3, 4], [5]), None], torch.device("cpu"))
+    assert decided.type is JacobiStep
+    assert decided.column("token").tolist() == [2, -1]
+    assert decided.column("likeliest").tolist() == [[3, 4], [-1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_choices_are_what_greedy_laws_are_certain_of(dtype):
+    logits = some_logits(500, random.Random(3)).to(dtype)
+    assert certain.choices(logits) == certain.likeliest(logits).tolist()
+
+
+def test_a_rule_that_looks_one_token_too_far_is_caught(monkeypatch):
+    def wrong(x, p):
+        verdict = certain.certain_matching(x, p)
+        return verdict and Verdict(min(verdict.accepted + 1, len(x)), verdict.token)
+
+    monkeypatch.setitem(certain.CERTAIN, matching, wrong)
+    with pytest.raises(AssertionError):
+        test_rules_without_chance_decide_what_their_plain_code_decides(matching)
