@@ -191,7 +191,7 @@ class NoContinuations(Continuations):
     """Writes what is written down."""
 
     def __init__(self, host: Host, script: Script):
-        super().__init__(host)
+        super().__init__(host, waiting=lambda: False)
         self._script = script
 
     def _make(self, size: Any, batch: Any, tiles: Any, logits_BV: Tensor) -> WritingProgram:

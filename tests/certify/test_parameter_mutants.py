@@ -115,7 +115,7 @@ def test_ends_that_are_ignored_on_canvases_are_caught(monkeypatch, method):
         monkeypatch,
         Canvas,
         "_publish_next_blank",
-        "return self.ending(int(self.tokens[self.known]))",
+        "return self.ending(token)",
         "return None",
     )
     assert any_caught(method, "eos")

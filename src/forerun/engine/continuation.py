@@ -178,9 +178,8 @@ class Continuations:
             keeps_logits=asked[0].drafting,
         )
         written = self._host.write_likeliest(batch, text)
-        return WrittenBatch(
-            torch.from_numpy(written.tokens_kB).T, written.logits_kBV.transpose(0, 1).contiguous()
-        )
+        logits_BkV = written.logits_kBV.transpose(0, 1)
+        return WrittenBatch(torch.from_numpy(written.tokens_kB).T, logits_BkV)
 
     def _move_on(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, u_Bk: np.ndarray

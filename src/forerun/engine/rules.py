@@ -338,6 +338,10 @@ def is_pending(column: Sequence[object]) -> bool:
     return all(isinstance(value, PendingLaws) and value.count for value in column)
 
 
+def longest_law(laws: Sequence[PendingLaws]) -> int:
+    return 1 if laws[0].single else max(one.count for one in laws)
+
+
 def is_certain(column: Sequence[object]) -> bool:
     """Are these laws that are certain, or no laws at all?"""
     return all(
@@ -354,10 +358,6 @@ def choices_of(column: Sequence[object]) -> Sequence[object]:
     found = choices(PendingLaws([part for one in laws for part in one.parts]).logits_NV)
     ends = list(accumulate(one.count for one in laws))
     return [found[end - one.count : end] for one, end in zip(laws, ends)]
-
-
-def longest_law(laws: Sequence[PendingLaws]) -> int:
-    return 1 if laws[0].single else max(one.count for one in laws)
 
 
 def longest(column: Sequence[object]) -> int:
