@@ -281,25 +281,18 @@ class LeanBackbone(SlottedBackbone):
         what a batch holds."""
         from forerun.backbones.kernels.attention import attention
         from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, rotate_and_keep
-        from forerun.backbones.kernels.heads import heads_product
-        from forerun.backbones.kernels.launch import FEW_ROWS
         from forerun.backbones.kernels.matmul import product
 
         product = partial(product, fixed=self.deterministic)
         x_TE = F.embedding(batch.tokens_T, self.embed)
-        by_heads = self._joins_heads and len(x_TE) <= FEW_ROWS
         stack: list[Any] = self.stack  # of tensors or packed: products on a CPU have no tiles
         head: Any = self.head
         for index, layer in enumerate(stack):
             norm_attn = RMSNorm(layer.norm_attn, self.eps)
             norm_mlp = RMSNorm(layer.norm_mlp, self.eps)
             rotary = Rotary(self.cos_CD, self.sin_CD, self.eps, layer.q_norm, layer.k_norm)
-            if by_heads:
-                qkv = layer.qkv, layer.qkv_bias
-                q_THD = heads_product(index, x_TE, *qkv, norm_attn, rotary, batch, slots)
-            else:
-                qkv_TN = product(x_TE, layer.qkv, layer.qkv_bias, normed=norm_attn)
-                q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
+            qkv_TN = product(x_TE, layer.qkv, layer.qkv_bias, normed=norm_attn)
+            q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
             seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
             x_TE = product(seen_TE, layer.out, layer.out_bias, onto=x_TE)
             if index == self.layers - 1 and index not in slots.features:
@@ -310,16 +303,6 @@ class LeanBackbone(SlottedBackbone):
         if self.layers - 1 in slots.features:
             x_TE = x_TE[batch.reads_R]
         return product(x_TE, head, normed=RMSNorm(self.norm, self.eps))
-
-    @cached_property
-    def _joins_heads(self) -> bool:
-        """Are queries, keys and values of few rows made, rotated and kept in one launch?"""
-        from forerun.backbones.kernels.heads import fits as heads_fit
-
-        layer = self.stack[0]
-        plain = isinstance(layer.qkv, Tensor) and layer.qkv.stride(0) == 1
-        by_size = heads_fit(self.heads, self.key_heads, self.head_dim, self.hidden_size)
-        return plain and by_size and layer.q_norm is None and self.dtype.itemsize == 2
 
     def unembed(self, x_RE: Tensor) -> Tensor:
         """Logits of hidden states that are normed already, for a drafter that shares the head."""

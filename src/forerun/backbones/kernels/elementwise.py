@@ -155,8 +155,7 @@ def _rotate(
     position = tl.load(positions + row)
     c = tl.load(cos + position * D + d, d < D, 0).to(tl.float32)
     s = tl.load(sin + position * D + d, d < D, 0).to(tl.float32)
-    # in one way only, as wherever heads are rotated
-    out = tl.where(rotated, tl.math.fma(x, c, partner * s), x)
+    out = tl.where(rotated, x * c + partner * s, x)
     slot = tl.load(slots + row) * G * D
     tl.store(queries + (row * H + head) * D + d, out, inside & (head < H))
     tl.store(keys + slot + (head - H) * D + d, out, inside & (head >= H) & rotated)
