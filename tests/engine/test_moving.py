@@ -127,17 +127,20 @@ def test_who_joins_waits_for_one_token_only(written, monkeypatch):
     alone = [m.generate(prompt, **how).token_ids for prompt in PROMPTS[:2]]
     del written[:]
     joined = []
-    forward = m.host.forward_plain
+    write = m.host.write_likeliest
 
-    def forward_as_another_comes(rows):
-        if not joined:
-            joined.append(m.submit(PROMPTS[1], **how))
-        return forward(rows)
+    def write_as_another_comes(batch, asked):
+        def is_waited_for():
+            if not joined:
+                joined.append(m.submit(PROMPTS[1], **how))
+            return asked.is_waited_for()
 
-    monkeypatch.setattr(m.host, "forward_plain", forward_as_another_comes)
+        return write(batch, asked._replace(is_waited_for=is_waited_for))
+
+    monkeypatch.setattr(m.host, "write_likeliest", write_as_another_comes)
     first = m.generate(PROMPTS[0], **how).token_ids
     assert [first, joined[0].results()[0].token_ids] == alone
-    assert written[:2] == [(1, 2), (2, 8)]
+    assert written[:2] == [(1, 1), (2, 8)]
 
 
 def test_drafts_are_written_to_their_end_whoever_waits(written):

@@ -29,7 +29,7 @@ once and never copied. `heads` counts query heads, and both count only this proc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -96,6 +96,7 @@ class LikeliestText(NamedTuple):
     ends: Sequence[Collection[int]]  # tokens that end each
     impossible: Sequence[int]
     keeps_logits: bool
+    is_waited_for: Callable[[], bool] | None = None  # if so, no token follows the one at work
 
 
 class WrittenText(NamedTuple):

@@ -176,6 +176,7 @@ class Continuations:
             ends=[one.seq.history.stop_tokens for one in asked],
             impossible=self._host.impossible_tokens,
             keeps_logits=asked[0].drafting,
+            is_waited_for=None if asked[0].drafting else self._waiting,
         )
         written = self._host.write_likeliest(batch, text)
         logits_BkV = written.logits_kBV.transpose(0, 1)

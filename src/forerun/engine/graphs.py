@@ -251,9 +251,11 @@ class ForwardRunner(Generic[SlotStorage]):
         return self._forward_plain(batch)
 
     def _capture(self, size: CaptureSize, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
-        """Capture a size, and check it against the plain code on this very batch."""
+        """Capture a size, and check it on this very batch: against the same kernels where they keep
+        their bits, else against the plain code, which rounds otherwise."""
         start = time.perf_counter()
-        plain = self._forward_plain(batch)
+        by_kernels = self._always_by_kernels
+        plain = self._forward_by_kernels(batch, tiles) if by_kernels else self._forward_plain(batch)
         assert isinstance(self.slots, Slots), "a capturable backbone keeps its keys in Slots"
         fixed = StaticBatch(size, self.slots.table, self.backbone.device)
         fixed.fill(batch, tiles)
