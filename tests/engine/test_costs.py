@@ -8,6 +8,7 @@ import pytest
 import forerun.engine.costs as costs_file
 from forerun.engine.costs import (
     StepCosts,
+    StepWatch,
     cost_file,
     identity,
     interpolated,
@@ -153,6 +154,24 @@ def test_an_engine_observes_its_own_steps():
     m, _ = decode()
     before = m.host.costs.seen
     m.generate([1, 2, 3], max_tokens=20)
-    assert m.host.costs.seen - before >= 15
+    assert m.host.costs.seen - before >= 10  # a plain step tells nothing where texts come at once
     assert m.host.costs.crowd.sequences == 1
     assert 0 < m.host.costs.plain(1) < 10
+
+
+@pytest.mark.parametrize("at_once,seen", [(1, 1), (16, 0)])
+def test_plain_steps_tell_nothing_where_text_is_written_at_once(at_once, seen):
+    clock = iter(range(10))
+    watch = StepWatch(lambda: float(next(clock)))
+    costs = StepCosts()
+    costs.curve = {1: 1.0, 8: 1.0}
+    costs.at_once = at_once
+    for _ in range(2):  # the first only sets the clock
+        watch.forward(costs, [1], [1], False)
+        watch.drawing()
+        watch.arrived()
+    assert costs.seen == seen
+    watch.forward(costs, [3], [3], False)  # drafts are always counted
+    watch.drawing()
+    watch.arrived()
+    assert costs.seen == seen + 1

@@ -29,7 +29,7 @@ PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 IDLE = 16  # steps without a draft, after which a sequence looks seldom
 SELDOM = 4  # steps between two looks then
-SETTLED = 4  # choices in a row that nobody drafts, after which several tokens are written at once
+LONGEST_TEXT = 64  # tokens that are written without a choice
 
 
 @dataclass
@@ -76,9 +76,12 @@ class BatchChooser:
         self._company.leave(self)
 
     @property
-    def is_settled(self) -> bool:
-        """Has nobody drafted for so long that several tokens may be written without a choice?"""
-        return self._plain > SETTLED
+    def text_length(self) -> int:
+        """Tokens that may be written without a choice in between: twice as many with every choice
+        that nobody drafts. In a full batch it is enough that nobody wants to."""
+        company = self._company
+        settled = company.sequences >= MANY and not company.drafting
+        return LONGEST_TEXT if settled else min(1 << self._plain, LONGEST_TEXT)
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
@@ -216,7 +219,9 @@ class BatchChooser:
         k = min(most, PROBE_LENGTH)
         beside = self._company.sequences - 1
         steps = self.costs.steps_with(beside, 0, most)
-        loss = PROBE_STEPS * (steps[k] + offer.seconds(k) - steps[0])
+        # Where the others write several tokens at once, a draft is a step of its own.
+        shared = 0.0 if beside and self.costs.at_once > 1 else steps[0]
+        loss = PROBE_STEPS * (steps[k] + offer.seconds(k) - shared)
         if self._account.probes + loss > PROBES * self._account.all or not offer.chances(k):
             return None
         self._account.probes += max(0.0, loss)

@@ -523,7 +523,9 @@ class StepWatch:
             for pace, held in step.by_model.items():
                 pace.stepped(max(0.0, seconds - spent), held.writing, held.reading)
         if self._arrived is not None and step.whole:
-            step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
+            if step.drafting or step.draft_forwards or step.costs.at_once == 1:
+                # Else it tells nothing: plain text costs what it does where it is written at once.
+                step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))
         self.tokens = 0

@@ -204,6 +204,11 @@ class Host:
         """Tokens of plain text that the model had best write in one launch."""
         return 1 if self.writer is None else self.writer.at_once
 
+    @property
+    def writes_any_length(self) -> bool:
+        """Does a launch of fewer tokens cost as much less?"""
+        return self.runner.moves_rows
+
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""
         return self.writer is not None and self.writer.can_write(end, tokens)

@@ -187,10 +187,10 @@ class ChainScorer(ModelHandle):
         [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
 
-    async def write(self, seq: Canvas, at_once: bool = True) -> list[int]:
-        """The next token, drawn from its law: x ~ p(. | text). Or the next few `at_once`, where
-        several cost one launch and nobody looks at what is between them."""
-        several = self._several(seq) if at_once else None
+    async def write(self, seq: Canvas, most: int | None = None) -> list[int]:
+        """The next token, drawn from its law: x ~ p(. | text). Or the next few, at `most` so many,
+        where several cost one launch and nobody looks at what is between them."""
+        several = self._several(seq, most)
         if several is None:
             law_V = await self.next_law(seq)
         else:
@@ -201,8 +201,11 @@ class ChainScorer(ModelHandle):
         drawn = await seq.draw(sample_token, law_V)
         return [drawn.token]
 
-    def _several(self, seq: Canvas) -> Continuation | None:
+    def _several(self, seq: Canvas, most: int | None) -> Continuation | None:
         k = self.host.at_once
+        if most is not None and most < k:
+            # Where launches are captured there is one for few lengths, and shorter is not cheaper.
+            k = most if self.host.writes_any_length else 1
         if k == 1 or seq.logprobs.wanted or seq.recorder is not None:
             return None
         return self._continuation(seq, k, 1.0)

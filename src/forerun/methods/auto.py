@@ -44,7 +44,7 @@ async def auto(
                 accepted = await source.judge(draft)
                 source.learn(len(draft), accepted)
                 continue
-            for token in await target.write(seq, at_once=chooser.is_settled):
+            for token in await target.write(seq, chooser.text_length):
                 if not seq.done:
                     seq.fill(seq.next(1), [token], "sampled")
     finally:

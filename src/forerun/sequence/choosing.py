@@ -44,8 +44,8 @@ class Chooser(Protocol):
         ...
 
     @property
-    def is_settled(self) -> bool:
-        """Has nobody drafted for so long that several tokens may be written without a choice?"""
+    def text_length(self) -> int:
+        """Tokens that may be written without a choice in between, if nobody drafts."""
         ...
 
     def leave(self) -> None:

@@ -58,6 +58,11 @@ class ModelHost(Protocol):
         """Tokens of plain text that the model had best write in one launch."""
         ...
 
+    @property
+    def writes_any_length(self) -> bool:
+        """Does a launch of fewer tokens cost as much less?"""
+        ...
+
     def can_write(self, end: int, tokens: int) -> bool:
         """Can the model write so many tokens by itself after a text that ends there?"""
         ...
