@@ -8,8 +8,10 @@ translation and retrieval, at several batch sizes, on a CPU or a GPU.
     python bench/auto.py --publish FILE ...             (writes docs/auto.md)
 
 Contestants take turns, so that a noisy machine is noisy for all of them; the order changes from
-turn to turn, and the first turn only warms up. All decode greedily past end tokens, so that each
-writes the same number of tokens, and every text is compared with plain decoding's.
+turn to turn, and the first turn only warms up: on a GPU until a contestant meets no size any more
+that has to be captured, or `--warm` times. What is captured later is counted. All decode greedily
+past end tokens, so that each writes the same number of tokens, and every text is compared with
+plain decoding's.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 import torch
 
 import forerun
+from forerun.engine import continuation, graphs, rules
 
 PARAGRAPH = (
     "The harbour of Bergen was founded before 1070. In the thirteenth century it became the "
@@ -114,6 +117,28 @@ class Row:
     tokens_per_forward: float
     same_text: bool
     choices: dict[str, int]
+    warmed: int  # texts decoded before the first turn
+    captured: float  # seconds of the turns that went into captures
+
+
+class Captures:
+    """The captures of all engines of this process: how many, and their seconds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        plain = graphs.capture_graph
+
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return plain(*arguments)
+            finally:
+                self.count += 1
+                self.seconds += time.perf_counter() - began
+
+        for module in (graphs, rules, continuation):
+            setattr(module, "capture_graph", timed)  # noqa: B010
 
 
 class Race:
@@ -139,6 +164,7 @@ class Race:
             contestants += [(name, {**options, **more}) for name, options in DRAFTED]
         self.contestants: list[Contestant] = [*contestants, ("auto", more)]
         self.until = time.perf_counter() + arguments.seconds
+        self.captures = Captures()
 
     def run(self) -> list[Row]:
         rows = []
@@ -151,14 +177,17 @@ class Race:
         prompts = [PROMPTS[name][i % len(PROMPTS[name])] for i in range(batch)]
         rates: dict[str, list[float]] = {label(one): [] for one in self.contestants}
         last: dict[str, list[forerun.Result]] = {}
+        warmed = {label(one): self.warm_up(one, prompts) for one in self.contestants}
+        captured = dict.fromkeys(warmed, 0.0)
         order = list(self.contestants)
-        for turn in range(self.arguments.rounds + 1):
+        for turn in range(max(1, self.arguments.rounds)):
             random.Random(turn).shuffle(order)
             for contestant in order:
+                before = self.captures.seconds
                 rate, last[label(contestant)] = self.decode(contestant, prompts)
-                if turn:
-                    rates[label(contestant)].append(rate)
-            if time.perf_counter() > self.until and turn:
+                rates[label(contestant)].append(rate)
+                captured[label(contestant)] += self.captures.seconds - before
+            if time.perf_counter() > self.until:
                 break
         plain = [result.token_ids for result in last["ar"]]
         rows = []
@@ -176,6 +205,8 @@ class Race:
                     statistics.mean(r.stats.tokens_per_forward for r in results),
                     [result.token_ids for result in results] == plain,
                     dict(sum_up(r.stats.choices for r in results)),
+                    warmed[label(contestant)],
+                    captured[label(contestant)],
                 )
             )
         best = max(rows, key=lambda row: row.rate)
@@ -183,10 +214,20 @@ class Race:
         over_plain = ours.rate / rows[0].rate
         print(
             f"{name:12} batch {batch}: auto {ours.rate:8.1f} tokens/s, {over_plain:.2f} of ar, "
-            f"{ours.rate / best.rate:.2f} of the best ({best.method}), {ours.choices}",
+            f"{ours.rate / best.rate:.2f} of the best ({best.method}), {ours.choices}, warm after "
+            f"{ours.warmed}, captures {ours.captured:.2f} s",
             flush=True,
         )
         return rows
+
+    def warm_up(self, contestant: Contestant, prompts: Sequence[str]) -> int:
+        """Decode until nothing new is captured; how often that was."""
+        for times in range(1, self.arguments.warm + 1):
+            before = self.captures.count
+            self.decode(contestant, prompts)
+            if self.captures.count == before:
+                return times
+        return self.arguments.warm
 
     def decode(
         self, contestant: Contestant, prompts: Sequence[str]
@@ -396,6 +437,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=8, help="texts before the first turn, at most")
     parser.add_argument("--seconds", type=float, default=150, help="then one turn each is enough")
     parser.add_argument("--neighbour", action="store_true", help="beside a busy process")
     parser.add_argument(

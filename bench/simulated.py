@@ -28,10 +28,14 @@ import torch
 
 from forerun.api import Model
 from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.continuation import Continuations
 from forerun.engine.costs import ROWS, StepCosts, interpolated
+from forerun.engine.host import Host
+from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageShape, PageTable
 from forerun.families.causal import Causal
+from forerun.sequence.question import Continuation, Written
 from forerun.sequence.rows import TOKEN
 
 VOCAB = 256
@@ -44,17 +48,23 @@ END = "<!-- end of simulated -->"
 @dataclass(frozen=True)
 class Machine:
     """What forwards cost, in seconds by rows, and what a step costs more in which somebody drafts:
-    once, and for each sequence that does. `auto` is told only what it would have measured."""
+    once, and for each sequence that does. `auto` is told only what it would have measured.
+
+    Where a model writes several tokens of plain text `at_once`, every step in between costs that
+    much, and something for each sequence that is in it."""
 
     name: str
     curve: dict[int, float]
     host: float
     draft: float  # one forward of the draft model
     judged: float = 0.0
+    at_once: int = 1
+    beside: float = 0.0
 
-    def seconds(self, rows: int, drafting: int = 0) -> float:
-        judged = self.judged if drafting else 0.0
-        return interpolated(self.curve, rows) + judged + self.host * drafting
+    def seconds(self, rows: int, drafting: int = 0, sequences: int = 0) -> float:
+        judged = self.judged if drafting or self.at_once > 1 else 0.0
+        taken = interpolated(self.curve, rows) + judged + self.host * drafting
+        return taken + self.beside * sequences
 
     @property
     def measured(self) -> dict[int, float]:
@@ -76,6 +86,15 @@ GPU = Machine(
     draft=1e-3,
 )
 TILES = Machine("GPU: tiles of 16 rows", tiles(2e-3, 5e-4), host=5e-5, draft=5e-4, judged=3e-4)
+SMALL = Machine(
+    "GPU: a small model, 16 tokens at once",
+    {1: 7e-4, 8: 8e-4, 16: 8.4e-4, 32: 1e-3, 64: 1.4e-3, 128: 1.5e-3, 512: 4e-3},
+    host=1e-4,
+    draft=5e-4,
+    judged=8e-4,
+    at_once=16,
+    beside=1e-4,
+)
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
@@ -94,7 +113,7 @@ FLOAT32 = Machine(
     host=5e-5,
     draft=6e-3,
 )
-MACHINES = (GPU, TILES, CPU, INT4, FLOAT32)
+MACHINES = (GPU, TILES, SMALL, CPU, INT4, FLOAT32)
 
 
 class Text(NamedTuple):
@@ -176,7 +195,42 @@ class Replay(SlottedBackbone):
             return self.machine.draft
         reads = [sum(map(len, segment.plan.reads)) for segment in batch.segments]
         drafting = sum(count > 1 for count in reads)
-        return self.machine.seconds(len(batch.slots), drafting)
+        return self.machine.seconds(len(batch.slots), drafting, len(reads))
+
+
+class TextAtOnce(Continuations):
+    """Writes plain text of a simulated model in one launch."""
+
+    def __init__(self, host: Host, backbone: Replay):
+        super().__init__(host, lambda: False)
+        self._backbone = backbone
+
+    @property
+    def at_once(self) -> int:
+        return self._backbone.machine.at_once
+
+    def can_write(self, end: int, tokens: int) -> bool:
+        return tokens == self.at_once
+
+    def run(
+        self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: torch.Tensor
+    ) -> list[Written]:
+        machine = self._backbone.machine
+        self.wrote = max(min(one.tokens, one.seq.remaining) for one in asked)
+        # The first forward has been paid for as a step.
+        forward = interpolated(machine.curve, len(asked))
+        single = machine.seconds(len(asked), 0, len(asked))
+        host = 1e-5 * len(asked) * self.wrote
+        self._backbone.now.seconds += machine.judged + forward * self.wrote - single + host
+        written = []
+        for one, lane in zip(asked, lanes):
+            end = one.plan.stored
+            text = self._backbone.texts[int(one.plan.rows[TOKEN, 0])]
+            tokens = text.tokens[end : end + min(self.wrote, one.seq.remaining)]
+            self._host.memos[lane].wrote(end, tokens[:-1])
+            one.drawn = len(tokens)
+            written.append(Written(tokens, logits_BV.new_empty(0)))
+        return written
 
 
 @dataclass
@@ -306,6 +360,12 @@ class Player:
         self.model.host.costs = StepCosts()  # nothing is begun ahead, neither paid for nor gained
         self.model.host.pace.costs = self.model.host.costs
         self.model.host.costs.curve = self.machine.measured
+        if self.machine.at_once > 1:
+            self.model.host.costs.device_type = "cuda"
+            self.model.host.costs.at_once = self.machine.at_once
+            self.model.host.costs.writes_any_length = False
+            self.model.host.pace = Pace(self.model.host.costs)
+            self.model.host.writer = TextAtOnce(self.model.host, self.model.backbone)
         self.model.engine.watch.now = self.now
         self.draft = self._model(True) if self.scene.has_draft else None
 

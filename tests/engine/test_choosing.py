@@ -39,6 +39,14 @@ def test_a_full_batch_pays_for_no_drafts_that_nobody_accepts(simulated):
     assert row.of_plain >= OF_PLAIN, row
 
 
+@pytest.mark.parametrize("name", ["nothing is accepted", "a batch of 8, half of them everything"])
+def test_where_text_comes_at_once_drafts_are_compared_with_that(simulated, name):
+    """A small model on a GPU: whoever drafts makes all others write token by token."""
+    [scene] = [scene for scene in simulated.scenes(96) if scene.name == name]
+    row = simulated.simulate(scene, simulated.SMALL, [("ar", {})])
+    assert row.of_plain >= OF_PLAIN, row
+
+
 def test_a_stream_waits_at_most_twice_its_usual_step_beside_a_long_prompt(simulated):
     """Through the whole engine, with the steep curve of a CPU."""
     writer = simulated.Writer(300)

@@ -16,6 +16,7 @@ from forerun.engine.costs import (
     measure,
     rows_bucket,
 )
+from forerun.engine.rules import Rules
 from tests.helpers import fresh, stepped
 
 
@@ -175,3 +176,37 @@ def test_plain_steps_tell_nothing_where_text_is_written_at_once(at_once, seen):
     watch.drawing()
     watch.arrived()
     assert costs.seen == seen + 1
+
+
+def test_what_is_done_for_the_first_time_says_nothing_of_later_steps():
+    """A capture takes seconds. Were it taken for the price of rows, chunks of prompts would shrink
+    to nothing."""
+    clock = iter(range(10))
+    watch = StepWatch(lambda: float(next(clock)))
+    costs = StepCosts()
+    costs.curve = {1: 1.0, 8: 1.0}
+    told = []
+
+    class Paced:
+        def stepped(self, seconds, writing, reading):
+            told.append(reading)
+
+    pace = Paced()
+    for reading in (1, 2, 3):  # the first only sets the clock
+        watch.forward(costs, [3], [3], False)
+        watch.rows(pace, 3 + reading, reading)
+        if reading == 2:
+            watch.unusual()
+        watch.drawing()
+        watch.arrived()
+    assert told == [3] and costs.seen == 1
+
+
+def test_rules_say_whether_they_are_warm():
+    m = stepped(fresh(lanes=1))
+    rules = m.engine.rules = Rules(graphs=True)
+    firsts = []
+    m.engine.watch.unusual = lambda: firsts.append(len(rules.programs))
+    for prompt in ([1, 2, 3], [3, 2, 1]):
+        m.generate(prompt, method="ar", max_tokens=6, logprobs=1)
+    assert firsts == [0, 1], "once by its plain code, once to be captured"

@@ -283,3 +283,19 @@ def test_whoever_names_the_rows_of_a_chunk_gets_them():
     for reading in (0, 7, 7, 7):
         pace.stepped(1.0 + 9 * reading, 3, reading)
     assert pace.budget(3) == 7, "whoever named a number gets it"
+
+
+def test_beside_text_that_comes_at_once_a_chunk_may_take_as_long_as_a_launch():
+    """Else prompts would wait for many launches, each of which reads a few rows."""
+    rows = {}
+    for at_once in (1, 16):
+        costs = StepCosts("cuda")
+        costs.curve = {rows: 1.0 + rows / 64 for rows in ROWS}
+        costs.at_once = at_once
+        pace = Pace(costs)
+        for _ in range(20):
+            reading = pace.budget(8)
+            step = max(at_once * costs.forward(8), costs.forward(8 + reading))
+            pace.stepped(step, 8, reading)
+        rows[at_once] = pace.rows
+    assert rows[16] >= 8 * rows[1]

@@ -78,10 +78,13 @@ class BatchChooser:
     @property
     def text_length(self) -> int:
         """Tokens that may be written without a choice in between: twice as many with every choice
-        that nobody drafts. In a full batch it is enough that nobody wants to."""
+        that nobody drafts. In a full batch it is enough that nobody wants to; and where a launch
+        has one length, shorter texts would only be steps one by one."""
         company = self._company
         settled = company.sequences >= MANY and not company.drafting
-        return LONGEST_TEXT if settled else min(1 << self._plain, LONGEST_TEXT)
+        if settled or not self.costs.writes_any_length:
+            return LONGEST_TEXT
+        return min(1 << self._plain, LONGEST_TEXT)
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""

@@ -112,6 +112,7 @@ class StepCosts:
         self.corrects = True  # by what is observed
         self.shared = True  # do other sequences count?
         self.at_once = 1  # tokens of plain text that are written in one launch
+        self.writes_any_length = True  # does a launch of fewer cost as much less?
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0
@@ -455,6 +456,7 @@ class Step:
     rows: int = 0
     drafting: int = 0  # sequences that drafted
     whole: bool = True  # does it hold no prompt?
+    is_usual: bool = True  # or was something compiled or captured on the way?
     draft_forwards: int = 0
     by_model: dict[Paced, Rows] = field(default_factory=dict)
 
@@ -499,10 +501,19 @@ class StepWatch:
         """A model wrote so many tokens of plain text in one launch: as many steps, alike."""
         step, self._now = self._now, Step()
         now = self.now()
-        if self._arrived is not None and step.whole and step.costs is not None:
-            step.costs.observe(step.rows, False, 0, (now - self._arrived) / tokens)
+        if self._arrived is not None and step.is_usual and step.costs is not None:
+            for pace, held in step.by_model.items():
+                pace.stepped(now - self._arrived, held.writing, held.reading)
+            if step.whole:
+                step.costs.observe(step.rows, False, 0, (now - self._arrived) / tokens)
         self.tokens = 0
         self._arrived = now
+
+    def unusual(self) -> None:
+        """Something in this step is done for the first time: what it takes says nothing."""
+        self._now.is_usual = False
+        if self._over is not None:
+            self._over.is_usual = False
 
     def drawing(self) -> None:
         """Rules are applied. If a model has judged, what begins now belongs to the next step."""
@@ -518,11 +529,11 @@ class StepWatch:
         assert step.costs is not None
         now = self.now()
         seconds = now - self._arrived if self._arrived is not None else 0.0
-        if self._arrived is not None:
+        if self._arrived is not None and step.is_usual:
             spent = step.costs.spent_on_drafts(step.drafting, step.draft_forwards)
             for pace, held in step.by_model.items():
                 pace.stepped(max(0.0, seconds - spent), held.writing, held.reading)
-        if self._arrived is not None and step.whole:
+        if self._arrived is not None and step.whole and step.is_usual:
             if step.drafting or step.draft_forwards or step.costs.at_once == 1:
                 # Else it tells nothing: plain text costs what it does where it is written at once.
                 step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)

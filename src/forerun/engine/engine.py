@@ -127,6 +127,7 @@ class Engine:
         if self.rules.by_noise:
             host.writer = Continuations(host, self._somebody_waits)
             host.costs.at_once = host.at_once
+            host.costs.writes_any_length = host.writes_any_length
         self.hosts.append(host)
         return host
 
@@ -418,6 +419,8 @@ class Engine:
         for members in by_kind(draws):
             try:
                 applied.append((members, self.rules.apply([draws[i] for i in members])))
+                if not self.rules.is_warm:
+                    self.watch.unusual()
             except Exception as error:  # a rule that fails takes with it only those who use it
                 for i in members:
                     answers[i] = error
@@ -530,6 +533,8 @@ class Engine:
         self.watch.forward(host.costs, batch.row_counts, batch.read_counts, drafting)
         self.watch.rows(host.pace, len(batch.slots), reading)
         logits_RV = host.runner.forward(batch, lambda: self.clock.mark("host", batch.device))
+        if not host.runner.is_warm:
+            self.watch.unusual()
         self.clock.mark("forward", batch.device)
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += 1

@@ -69,7 +69,9 @@ class Pace:
             return max(self._first, MORE * writing)
         per_row = max(self._per_row[-1], statistics.median(self._per_row))
         allowed = MORE * usual / max(per_row, 1e-9)
-        more = MORE * self.costs.forward(max(1, writing)) if self.costs.known else inf
+        more = inf
+        if self.costs.known:  # a launch of plain text is a step
+            more = MORE * self.costs.at_once * self.costs.forward(max(1, writing))
         return min(allowed, 2 * max(self._read, self._first), self._fits(writing, more))
 
     def _fits(self, writing: int, more: float) -> int:

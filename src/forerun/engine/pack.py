@@ -9,6 +9,7 @@ attention knows where one sequence ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -110,6 +111,16 @@ class Batch:
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
+
+    def with_tokens(self, tokens: np.ndarray) -> Batch:
+        """The same rows with other tokens."""
+        other = copy(self)
+        other.rows_5T = self.rows_5T.copy()
+        other.rows_5T[TOKEN] = tokens
+        other.drawn_T = None
+        for made in ("_integers", "tokens_T"):
+            other.__dict__.pop(made, None)
+        return other
 
     @property
     def longest(self) -> int:

@@ -106,6 +106,7 @@ class Rules:
         self.programs: OrderedDict[ProgramSize, RuleProgram] = OrderedDict()
         self._seen_once: set[ProgramSize] = set()
         self._not_capturable: set[object] = set()
+        self.is_warm = True  # or was the last rule one that will be captured, or just was?
         self._pool: PoolHandle | None = None
         self._warps = Warps()
 
@@ -118,6 +119,7 @@ class Rules:
         """One rule for all who want it."""
         batch = RuleBatch(draws)
         size = self._capturable_size(batch)
+        self.is_warm = size is None or size in self.programs
         if size is None:
             return self._apply_plain(batch)
         program = self.programs.get(size)
