@@ -93,6 +93,19 @@ def test_measuring_leaves_no_trace_in_a_text():
     assert result.token_ids == m.generate([1, 2, 3], max_tokens=4).token_ids
 
 
+def test_what_was_kept_from_a_busy_time_is_measured_again(measured):
+    m, _ = decode()
+    about = identity(m.backbone)
+    costs_file.save_curve(about, {rows: 60.0 for rows in (1, 8, 128)})
+    again = stepped(fresh(lanes=2))
+    again.generate([1, 2, 3], max_tokens=40)
+    assert again.host.costs.curve[1] == 60.0 and len(measured) == 1
+    for _ in range(3):
+        again.generate([3, 2, 1], max_tokens=4)
+    assert again.host.costs.curve[1] < 10 and len(measured) == 2
+    assert load_curve(about) == again.host.costs.curve
+
+
 def test_a_slow_model_is_measured_at_two_sizes_only(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(costs_file.time, "perf_counter", lambda: now[0])

@@ -46,6 +46,7 @@ EACH_SECONDS = 1e-4  # and so much for each sequence that drafts
 EACH_WEIGHT = 16  # drafts that this counts for
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
+OUTDATED = 0.5  # a curve of which steps take less than this share
 
 Curve = Mapping[int, float]  # seconds by rows
 
@@ -134,6 +135,21 @@ class StepCosts:
     @property
     def known(self) -> bool:
         return self.curve is not None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Do steps take far less than forwards once took? Then they were measured on a busy machine,
+        and what more rows cost there says nothing."""
+        ratio = self._ratio.typical(self.seen)
+        return ratio is not None and ratio < OUTDATED
+
+    def learn_anew(self, curve: Curve) -> None:
+        """Begin with another curve, as if no step had been seen."""
+        self.curve = curve
+        self._observed.clear()
+        self._ratio = Observed()
+        self._each_seen = Observed()
+        self._forget_predictions()
 
     @property
     def begins_ahead(self) -> bool:

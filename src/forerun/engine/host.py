@@ -92,6 +92,7 @@ class Host:
         self.pace = Pace(self.costs)
         self.company = Company()
         self.account = Account()
+        self._tried_costs = False  # by this process, not read from a file
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
@@ -112,12 +113,15 @@ class Host:
 
     def know_costs(self, lane: int) -> None:
         """Find out what a forward costs, if nobody knows: from a file, or by trying in a lane that
-        is free. Processes that share a model must all decide alike, so they never know."""
-        if self.costs.known or several_processes():
+        is free. What was kept from a busier time is tried again, once. Processes that share a model
+        must all decide alike, so they never know."""
+        outdated = self.costs.is_outdated and not self._tried_costs
+        if several_processes() or (self.costs.known and not outdated):
             return
         about = identity(self.backbone)
-        self.costs.curve = load_curve(about)
-        if self.costs.known:
+        if not outdated:
+            self.costs.curve = load_curve(about)
+        if self.costs.known and not outdated:
             return
         most = min(self.room, self.backbone.context, ROWS[-1])
         self.pool.wake(lane)
@@ -125,8 +129,9 @@ class Host:
         if not self.pool.ensure(pages_for(most, self.pool.size)):
             return
         curve = measure(lambda rows: self._try(lane, rows), most, self.device.type)
+        self._tried_costs = True
         self.memos[lane].release()
-        self.costs.curve = curve
+        self.costs.learn_anew(curve)
         save_curve(about, curve)
 
     def _try(self, lane: int, rows: int) -> None:
