@@ -96,7 +96,7 @@ def test_measuring_leaves_no_trace_in_a_text():
 def test_what_was_kept_from_a_busy_time_is_measured_again(measured):
     m, _ = decode()
     about = identity(m.backbone)
-    costs_file.save_curve(about, {rows: 60.0 for rows in (1, 8, 128)})
+    costs_file.save_curve(about, dict.fromkeys((1, 8, 128), 60.0))
     again = stepped(fresh(lanes=2))
     again.generate([1, 2, 3], max_tokens=40)
     assert again.host.costs.curve[1] == 60.0 and len(measured) == 1

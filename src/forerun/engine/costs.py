@@ -138,8 +138,8 @@ class StepCosts:
 
     @property
     def is_outdated(self) -> bool:
-        """Do steps take far less than forwards once took? Then they were measured on a busy machine,
-        and what more rows cost there says nothing."""
+        """Do steps take far less than forwards once took? Then those were measured on a busy
+        machine, and what more rows cost there says nothing."""
         ratio = self._ratio.typical(self.seen)
         return ratio is not None and ratio < OUTDATED
 
