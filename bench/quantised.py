@@ -231,8 +231,8 @@ def tilings(rows: int) -> list[Any]:
     from forerun.backbones.kernels.matmul import ProductTiling
 
     if rows <= MOST_ROWS:
-        shapes = [(1, 128, 4), (1, 128, 2), (1, 128, 8), (1, 256, 4), (1, 256, 2), (1, 256, 1)]
-        shapes += [(2, 128, 4), (2, 128, 2), (2, 128, 1), (2, 128, 8), (1, 128, 4, 96)]
+        shapes = [(1, 128, 1), (1, 128, 2), (1, 128, 4), (1, 128, 8), (1, 256, 2), (1, 256, 4)]
+        shapes += [(2, 128, 1), (2, 128, 2), (2, 128, 4), (2, 128, 8), (1, 128, 4, 96)]
         return [FewRowsTiling(8 if rows <= 8 else 16, *shape) for shape in shapes]
     height = 32 if rows <= 32 else 64
     found = [

@@ -34,6 +34,7 @@ from forerun.backbones.kernels.packed import (
 )
 
 MOST_ROWS = 16
+TURN = 256  # inputs of a turn of the loop
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
@@ -82,7 +83,6 @@ def launch(
 ) -> None:
     rows, outputs = out.shape
     tiles = -(-outputs // TILE)
-    step = tiling.inputs
     whole = tiles % (tiling.tiles * tiling.warps) == 0
     options: dict[str, Any] = dict(maxnreg=tiling.registers) if tiling.registers else {}
     _few_rows[grid](
@@ -105,9 +105,9 @@ def launch(
         PARTS=grid[2],
         BM=tiling.rows,
         TILES=tiling.tiles * tiling.warps,
-        BK=step,
+        BK=tiling.inputs,
         WARPS=tiling.warps,
-        EVEN=whole and matrix.inputs % step == 0 and part % step == 0,
+        EVEN=whole and matrix.inputs % TURN == 0 and part % TURN == 0,
         num_warps=tiling.warps,
         **launch_options(out, rows),
         **options,
@@ -309,6 +309,37 @@ def _load(
     return words, scale, zero
 
 
+@gluon.jit
+def _turn(
+    total, words, scale, zero, piece, x, codes, scales, first, rows, tile, gates, begin, end, K,
+    KIND: gl.constexpr, GROUP: gl.constexpr, TILES: gl.constexpr, GATED: gl.constexpr,
+    BM: gl.constexpr, BK: gl.constexpr, WARPS: gl.constexpr, EVEN: gl.constexpr,
+    DTYPE: gl.constexpr, LAST: gl.constexpr,
+):  # fmt: skip
+    """The products of a turn of inputs, of which the first are loaded; load the first of the next,
+    unless this is the LAST. Several steps are written out: with one to a turn, all that was loaded
+    would have to be moved to where the next turn looks for it."""
+    MMA: gl.constexpr = total.type.layout
+    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    COUNT: gl.constexpr = TILES * (2 if GATED else 1)
+    STEPS: gl.constexpr = 256 // BK
+    LOADS: gl.constexpr = STEPS - 1 if LAST else STEPS
+    for i in gl.static_range(STEPS):
+        at = begin + (i + 1) * BK
+        if i < LOADS:
+            next_words, next_scale, next_zero = _load(
+                codes, scales, scale, tile, gates, at, end, K,
+                KIND, GROUP, TILES, GATED, BK, WARPS, EVEN,
+            )  # fmt: skip
+            next_piece = _load_rows(x, first, rows, at, end, K, BM, BK, WARPS, EVEN)
+        matrix = _widened(words, scale, zero, KIND, GROUP, COUNT, BK, DTYPE, A)
+        total = mma_v2(matrix, _halves(piece, BM, BK, DTYPE, B), total)
+        if i < LOADS:
+            words, scale, zero, piece = next_words, next_scale, next_zero, next_piece
+    return total, words, scale, zero, piece
+
+
 @gluon.jit(do_not_specialize=["rows"])
 def _few_rows(
     x, codes, scales, bias, out, partial_sums, arrivals, rows, N, K, part,
@@ -316,12 +347,11 @@ def _few_rows(
     ADDED: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr, TILES: gl.constexpr,
     BK: gl.constexpr, WARPS: gl.constexpr, EVEN: gl.constexpr, LAUNCH: gl.constexpr,
 ):  # fmt: skip
-    """As `matmul._product`, TRANSPOSED. EVEN: every program has whole blocks."""
+    """As `matmul._product`, TRANSPOSED. EVEN: every program has whole tiles and turns."""
     DTYPE: gl.constexpr = out.dtype.element_ty
     COUNT: gl.constexpr = TILES * (2 if GATED else 1)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    TURN: gl.constexpr = 256
     if LAUNCH == 2:
         gdc_launch_dependents()
     first = gl.program_id(0) * BM
@@ -340,17 +370,16 @@ def _few_rows(
     if LAUNCH > 0:
         gdc_wait()
     piece = _load_rows(x, first, rows, begin, end, K, BM, BK, WARPS, EVEN)
-    for at in range(begin + BK, end, BK):
-        next_words, next_scale, next_zero = _load(
-            codes, scales, scale, tile, gates, at, end, K,
-            KIND, GROUP, TILES, GATED, BK, WARPS, EVEN,
+    turns_end = begin + (end - begin - 1) // TURN * TURN
+    for at in range(begin, turns_end, TURN):
+        total, words, scale, zero, piece = _turn(
+            total, words, scale, zero, piece, x, codes, scales, first, rows, tile, gates, at, end,
+            K, KIND, GROUP, TILES, GATED, BM, BK, WARPS, EVEN, DTYPE, False,
         )  # fmt: skip
-        next_piece = _load_rows(x, first, rows, at, end, K, BM, BK, WARPS, EVEN)
-        matrix = _widened(words, scale, zero, KIND, GROUP, COUNT, BK, DTYPE, A)
-        total = mma_v2(matrix, _halves(piece, BM, BK, DTYPE, B), total)
-        words, scale, zero, piece = next_words, next_scale, next_zero, next_piece
-    matrix = _widened(words, scale, zero, KIND, GROUP, COUNT, BK, DTYPE, A)
-    total = mma_v2(matrix, _halves(piece, BM, BK, DTYPE, B), total)
+    total, words, scale, zero, piece = _turn(
+        total, words, scale, zero, piece, x, codes, scales, first, rows, tile, gates, turns_end,
+        end, K, KIND, GROUP, TILES, GATED, BM, BK, WARPS, EVEN, DTYPE, True,
+    )  # fmt: skip
     is_last = True
     if PARTS > 1:
         own_tile = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
