@@ -2,7 +2,7 @@
 
     python bench/quantised.py [--shape qwen2.5-7b] [--quantize fp8 int8 int4] [--json FILE]
     python bench/quantised.py --check         (bits of packed products; exit status 1 if any differ)
-    python bench/quantised.py --tune          (tilings of packed products at one row)
+    python bench/quantised.py --tune          (tilings of packed products at --rows rows)
     python bench/quantised.py --publish FILE  (writes docs/models.md's table; needs no GPU)
 
 Weights are random: only time is measured. What quantising does to texts, `bench/perplexity.py`
@@ -42,8 +42,9 @@ KINDS = ("int4", "int8", "fp8")
 CHECKED = ((1152, 896, False), (1000, 4864, False), (2048, 896, True))
 CHECKED_ROWS = (1, 5, 17, 40, 300)
 CONTEXT = 1024
+# parts into which matrices are cut, to try
+CUTS = {"qkv": (2, 4, 7), "out": (4, 7), "gate_up": (1, 2), "down": (4, 7, 10), "head": (1,)}
 COPIES = 1 << 28  # bytes that the copies of one matrix take together: several times the cache
-SHARED = 220_000  # bytes of shared memory that a program may use
 START = "<!-- quantised -->"
 END = "<!-- end of quantised -->"
 
@@ -172,9 +173,9 @@ def cut_into(parts: int | None) -> Iterator[None]:
     own = matmul.parts_of
 
     def parts_of(outputs: int, inputs: int, gated: bool, packed: bool = True) -> tuple[int, int]:
-        if gated or parts is None:
+        if parts is None:
             return own(outputs, inputs, gated, True)
-        part = -(-inputs // (parts * 64)) * 64
+        part = -(-inputs // (parts * 256)) * 256
         return -(-inputs // part), part
 
     matmul.parts_of = parts_of
@@ -224,9 +225,16 @@ def check() -> int:
 # Tilings
 
 
-def tilings(height: int = 16) -> list[Any]:
+def tilings(rows: int) -> list[Any]:
+    """To try, for so many rows."""
+    from forerun.backbones.kernels.few_rows import MOST_ROWS, FewRowsTiling
     from forerun.backbones.kernels.matmul import ProductTiling
 
+    if rows <= MOST_ROWS:
+        shapes = [(1, 128, 1), (1, 128, 2), (1, 128, 4), (1, 128, 8), (1, 256, 2), (1, 256, 4)]
+        shapes += [(2, 128, 1), (2, 128, 2), (2, 128, 4), (2, 128, 8), (1, 128, 4, 96)]
+        return [FewRowsTiling(8 if rows <= 8 else 16, *shape) for shape in shapes]
+    height = 32 if rows <= 32 else 64
     found = [
         ProductTiling(height, 64, inputs, stages, True, 4)
         for inputs, stages in itertools.product((128, 256), (3, 4, 5, 6))
@@ -244,7 +252,7 @@ def compile_one(job: tuple[str, bool, int, Any]) -> str | None:
 
     kind, gated, parts, tiling = job
     with torch.inference_mode(), cut_into(parts):
-        made, _ = random_packed(kind, 512, 64 * 16 * parts)
+        made, _ = random_packed(kind, 1024 if gated else 512, 512 * parts)
         x = torch.zeros(1, made.shape[0], device=DEVICE, dtype=torch.bfloat16)
         onto = None if gated else torch.zeros(1, 512, device=DEVICE, dtype=torch.bfloat16)
         try:
@@ -294,15 +302,12 @@ def matrices_of(name: str) -> dict[str, tuple[int, int, bool]]:
 def tune(flags: argparse.Namespace) -> list[dict[str, Any]]:
     """The best tilings and numbers of parts of each matrix, at a few rows."""
     speed = bandwidth(torch.device("cuda"))
-    height = 16 if flags.rows <= 16 else 32 if flags.rows <= 32 else 64
-    kinds = {"int4": "int4 32", "int8": "int8", "fp8": "fp8"}
-    cuts = {"qkv": (1, 3, 7), "out": (1, 3, 7), "gate_up": (1,), "down": (1, 3, 7), "head": (1,)}
     jobs = {
-        (kinds[quantize], gated, parts, tiling)
+        (coded(quantize, name), gated, parts, tiling)
         for quantize in flags.quantize
         for name, (_, _, gated) in matrices_of(flags.shape).items()
-        for parts in cuts[name]
-        for tiling in tilings(height)
+        for parts in CUTS[name]
+        for tiling in tilings(flags.rows)
     }
     start = time.perf_counter()
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
@@ -310,9 +315,10 @@ def tune(flags: argparse.Namespace) -> list[dict[str, Any]]:
     print(f"{len(jobs)} compiled in {time.perf_counter() - start:.0f} s, {len(failed)} not")
     print(*failed[:2], sep="\n", flush=True)
     found = []
+    all_taken: dict[tuple[str, str], dict[tuple[int, Any], float]] = {}
     for quantize, name in itertools.product(flags.quantize, matrices_of(flags.shape)):
-        kind = kinds["int8" if name == "head" and quantize == "int4" else quantize]
-        floor, taken = tune_one(kind, matrices_of(flags.shape)[name], flags.rows, cuts[name], speed)
+        kind, sizes = coded(quantize, name), matrices_of(flags.shape)[name]
+        floor, taken = tune_one(kind, sizes, flags.rows, CUTS[name], speed)
         ranked = sorted(taken, key=taken.__getitem__)[:6]
         best = [(parts, astuple(tiling), taken[parts, tiling]) for parts, tiling in ranked]
         found.append({"quantize": quantize, "matrix": name, "floor us": floor, "best": best})
@@ -320,7 +326,34 @@ def tune(flags: argparse.Namespace) -> list[dict[str, Any]]:
         for parts, tiling, times in best:
             print(f"    {parts} {tiling} {times:.2f}", flush=True)
         torch.cuda.empty_cache()
+        all_taken[quantize, name] = {key: floor * times for key, times in taken.items()}
+    for quantize in flags.quantize:
+        print(quantize, "best tilings, as FEW_ROWS_TILINGS or PACKED_TILINGS has them:")
+        by_kind = [("gated", ["gate_up"]), ("plain", ["qkv", "out", "down"]), ("wide", ["head"])]
+        for kind, names in by_kind:
+            best, parts, whole = best_together([all_taken[quantize, name] for name in names])
+            print(f"    {kind!r}: {best},  # parts {dict(zip(names, parts))}, {whole:.1f} us")
     return found
+
+
+def coded(quantize: str, name: str) -> str:
+    """How a matrix of a quantised model is packed: a kind of `random_packed`."""
+    kind = "int8" if name == "head" and quantize == "int4" else quantize
+    return "int4 32" if kind == "int4" else kind
+
+
+def best_together(taken: list[dict[tuple[int, Any], float]]) -> tuple[Any, list[int], float]:
+    """The tiling that serves several matrices best, each in the parts that suit it: those parts,
+    and how many microseconds all take."""
+    choices = []
+    for tiling in {tiling for _, tiling in taken[0]}:
+        parts = []
+        for of_one in taken:
+            own = {cut: of_one[cut, used] for cut, used in of_one if used == tiling}
+            parts.append(min((us, cut) for cut, us in own.items()) if own else (1e9, 0))
+        choices.append((sum(us for us, _ in parts), [cut for _, cut in parts], tiling))
+    whole, cuts, tiling = min(choices, key=lambda choice: choice[0])
+    return tiling, cuts, whole
 
 
 def tune_one(
@@ -337,12 +370,11 @@ def tune_one(
     onto = None if gated else x.new_zeros(rows, outputs)
     floor = made.nbytes / speed * 1e6
     taken = {}
-    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
 
     def run(tiling: Any, i: int) -> torch.Tensor:
         return matmul.fixed_product(x, copies[i % count], tiling, gated=gated, onto=onto)
 
-    for parts, tiling in itertools.product(cuts, tilings(height)):
+    for parts, tiling in itertools.product(cuts, tilings(rows)):
         with cut_into(parts):
             try:
                 taken[parts, tiling] = microseconds(partial(run, tiling)) / floor

@@ -166,7 +166,7 @@ PACKED = [(kind, HALF) for kind in ("int4 32", "zeros 64", "int8", "int8 32", "f
 @pytest.mark.parametrize("kind,dtype", [*PACKED, ("int4 64", torch.float32)])
 def test_a_packed_matrix_stands_for_a_plain_one_bit_for_bit(kind, dtype, monkeypatch):
     m, plain = packed_matrix(kind, 40, 192, dtype)
-    assert m.shape == (192, 40) and m.nbytes < 40 * 192 * 1.1
+    assert m.shape == (192, 40) and m.nbytes < 48 * 192 * 1.1  # in tiles of 16 outputs
     assert torch.equal(m.widened(), plain)
     for part in ("LEAST_PART", "PACKED_LEAST_PART"):
         monkeypatch.setattr(matmul, part, 72)  # cut alike
@@ -187,6 +187,15 @@ def test_many_rows_meet_a_packed_matrix_in_the_same_bits():
         found = matmul.product(x, m, fixed=fixed)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
     assert torch.equal(found[:3], matmul.product(x[:3], m, fixed=True))
+
+
+def test_a_gated_product_in_parts_adds_up_both_of_its_halves(monkeypatch):
+    m, plain = packed_matrix("int8 64", 64, 384)
+    x = random(3, 384)
+    monkeypatch.setattr(matmul, "PACKED_GATED_PARTS", 2)
+    found = matmul.product(x, m, gated=True, fixed=True)
+    gate, up = (x @ plain.T).chunk(2, 1)
+    torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-3)
 
 
 def test_an_8_bit_float_takes_the_scale_of_its_largest_weight():
@@ -349,7 +358,8 @@ import torch
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from forerun.backbones.kernels import attention, elementwise, launch, matmul
+from triton.experimental.gluon._runtime import GluonASTSource
+from forerun.backbones.kernels import attention, elementwise, few_rows, launch, matmul
 from forerun.engine import pages
 
 half = "*bf16"
@@ -386,8 +396,8 @@ for kind, by_rows in matmul.TILINGS.items():
         options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
         JOBS.append((matmul._product, multiplied, fixed, options))
 PACKED = [
-    ("plain", 4, 32, half), ("gated", 4, 32, half), ("wide", 5, 128, half),
-    ("plain", 8, 0, half), ("gated", 9, 0, half), ("plain", 9, 128, single),
+    ("plain", 4, 32, half), ("gated", 4, 32, half), ("wide", 5, 64, half),
+    ("plain", 8, 0, half), ("gated", 9, 0, half), ("plain", 9, 64, single),
 ]  # fmt: skip
 for kind, bits, group, scales in PACKED:
     tiling = matmul.packed_tiling(kind, 16, torch.bfloat16)
@@ -395,12 +405,24 @@ for kind, bits, group, scales in PACKED:
     fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
     fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=bits, GROUP=group)
     options = dict(num_warps=tiling.warps, num_stages=tiling.stages)
-    types = multiplied | dict(weight="*i16", scales=scales)
+    types = multiplied | dict(weight="*i32", scales=scales)
     JOBS.append((matmul._product, types, fixed, options))
+in_gluon = multiplied | dict(x="*i32", codes="*i32")
+FEW = [
+    ("plain", 4, 32, half), ("gated", 5, 64, single), ("wide", 8, 0, half), ("plain", 9, 0, half)
+]
+for kind, bits, group, scales in FEW:
+    for tiling in matmul.FEW_ROWS_TILINGS[4 if bits < 8 else 8][kind].values():
+        fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, KIND=bits, GROUP=group)
+        fixed |= dict(PARTS=3 if kind == "plain" else 1, BM=tiling.rows, BK=tiling.inputs)
+        fixed |= dict(TILES=tiling.tiles * tiling.warps, WARPS=tiling.warps, EVEN=kind != "wide")
+        options = dict(num_warps=tiling.warps)
+        JOBS.append((few_rows._few_rows, in_gluon | dict(scales=scales), fixed, options))
 EVEN = {"K", "N", "part", "size", "slot_stride"}
 MODES = (launch.OVERLAPPED, launch.OVERLAPPED_BY_NEXT)
 for (kernel, types, fixed, options), mode in product(JOBS, MODES):
-    if fixed.get("BITS", 16) != 16 and mode != launch.OVERLAPPED_BY_NEXT:
+    few = kernel is few_rows._few_rows  # in Gluon
+    if (few or fixed.get("BITS", 16) != 16) and mode != launch.OVERLAPPED_BY_NEXT:
         continue  # as plain ones
     fixed["LAUNCH"] = mode
     options["launch_pdl"] = True
@@ -408,11 +430,12 @@ for (kernel, types, fixed, options), mode in product(JOBS, MODES):
     signature = {name: "constexpr" if name in fixed else types[name] for name in names}
     aligned = {name for name in names if types.get(name, "").startswith("*")} | EVEN
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in aligned}
-    source = ASTSource(kernel, signature, fixed, divisible)
+    source = (GluonASTSource if few else ASTSource)(kernel, signature, fixed, divisible)
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = made.asm["ptx"]
     first_read = min(ptx.find(word) % len(ptx) for word in ("ld.global", "cp.async"))
-    assert ptx.index("griddepcontrol.wait") < first_read, "read before the last kernel has written"
+    # read before the last kernel has written: codes and scales only
+    assert (ptx.index("griddepcontrol.wait") < first_read) != few
     lets_next_begin = "griddepcontrol.launch_dependents" in ptx
     assert lets_next_begin == (mode == launch.OVERLAPPED_BY_NEXT)
     if fixed.get("BITS", 16) != 16:
@@ -434,15 +457,15 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 6 + 2 * (6 + sum(map(len, matmul.TILINGS.values())))
+    assert len(lines) == 8 + 6 + 2 * (4 + 2 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         # Two tiles of keys and of values are on their way while one is worked on: a look-up of a
         # page inside the loop would halve that.
         assert name != "_attention" or int(shared) >= 4 * 64 * 128 * 2
-        assert (ahead, matrix) == (
-            ("True", "True") if name in ("_attention", "_product") else ("False", "False")
-        )
+        assert name != "_few_rows" or int(shared) <= 4  # of one flag: weights stay in registers
+        assert ahead == str(name in ("_attention", "_product"))
+        assert matrix == str(name in ("_attention", "_product", "_few_rows"))
 
 
 CASES = [

@@ -20,9 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.backbones.kernels import few_rows
 from forerun.backbones.kernels.elementwise import RMSNorm, add_parts, norm, swiglu
+from forerun.backbones.kernels.few_rows import FewRowsTiling
 from forerun.backbones.kernels.launch import launch_options, wait_for_last
-from forerun.backbones.kernels.packed import BLOCK, PLAIN, PackedMatrix, load_matrix
+from forerun.backbones.kernels.packed import BLOCK, CHUNK, INT8, PLAIN, PackedMatrix, load_matrix
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -83,18 +85,34 @@ def _product(
     if PARTS > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         entry = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        own = partial_sums + tile.to(tl.int64) * PARTS * BM * BN + entry
-        tl.store(own + tl.program_id(2) * BM * BN, total)
+        SIZE: tl.constexpr = BM * BN * (2 if GATED else 1)
+        own = partial_sums + tile.to(tl.int64) * PARTS * SIZE + entry
+        _keep(own + tl.program_id(2) * SIZE, total, total_up, BM * BN, GATED)
         tl.debug_barrier()  # all of this program's sums, before it says that it has arrived
         is_last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == PARTS - 1
         if is_last:
             tl.store(arrivals + tile, 0)  # for the next product
-            # past the nearest cache, which does not know what other programs wrote
-            total = tl.load(own, cache_modifier=".cg")
-            for i in tl.static_range(1, PARTS):
-                total += tl.load(own + i * BM * BN, cache_modifier=".cg")
+            total = _sum(own, SIZE, PARTS)
+            total_up = _sum(own + SIZE - BM * BN, SIZE, PARTS)  # without gates, the same
     if is_last:
         _finish(total, total_up, bias, out, m, n, rows, N, BIASED, GATED, ADDED)
+
+
+@triton.jit
+def _keep(own, total, total_up, SIZE: tl.constexpr, GATED: tl.constexpr):
+    tl.store(own, total)
+    if GATED:
+        tl.store(own + SIZE, total_up)
+
+
+@triton.jit
+def _sum(sums, SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """Of all parts, in their order; past the nearest cache, which does not know what other programs
+    wrote."""
+    total = tl.load(sums, cache_modifier=".cg")
+    for i in tl.static_range(1, PARTS):
+        total += tl.load(sums + i * SIZE, cache_modifier=".cg")
+    return total
 
 
 @triton.jit
@@ -166,22 +184,32 @@ TILINGS = {
         512: ProductTiling(128, 128, 64, 3, warps=8),
     },
 }
-# Of packed matrices, which are widened in the registers of matrix units: those take the matrix from
-# registers on one side only, so all are transposed. (`bench/quantised.py --tune`.)
+# Of packed matrices and up to 16 rows, by bits of a code. (`bench/quantised.py --tune`.)
+FEW_ROWS_TILINGS = {
+    4: {
+        "gated": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+        "wide": {8: FewRowsTiling(8, 2, 128, 4), 16: FewRowsTiling(16, 2, 128, 4)},
+        "plain": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+    },
+    8: {
+        "gated": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+        "wide": {8: FewRowsTiling(8, 2, 128, 4), 16: FewRowsTiling(16, 2, 128, 4)},
+        "plain": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+    },
+}
+# Of packed matrices and more rows. They are widened in the registers of matrix units: those take
+# the matrix from registers on one side only, so all are transposed.
 PACKED_TILINGS = {
     "gated": {
-        16: ProductTiling(16, 64, 128, 4, transposed=True),
         32: ProductTiling(32, 64, 128, 4, transposed=True),
         64: ProductTiling(64, 64, 128, 3, transposed=True),
     },
     "wide": {
-        16: ProductTiling(16, 64, 128, 5, transposed=True),
         32: ProductTiling(32, 64, 128, 4, transposed=True),
         64: ProductTiling(64, 64, 128, 4, transposed=True),
         128: ProductTiling(128, 128, 64, 3, transposed=True, warps=8),
     },
     "plain": {
-        16: ProductTiling(16, 64, 128, 5, transposed=True),
         32: ProductTiling(32, 64, 128, 4, transposed=True),
         64: ProductTiling(64, 64, 128, 4, transposed=True),
         128: ProductTiling(128, 128, 64, 3, transposed=True, warps=8),
@@ -190,9 +218,10 @@ PACKED_TILINGS = {
 WIDE = 65536  # outputs
 BUSY_OUTPUTS = 8192  # of which a device has enough to do, without cutting inputs into parts
 LEAST_PART = 2048  # inputs
-# The same for packed matrices, of which a program has less to load and more to do.
-PACKED_BUSY_OUTPUTS = 16384
-PACKED_LEAST_PART = 1024
+# The same for packed matrices, of which a program has less to load.
+PACKED_BUSY_OUTPUTS = 32768
+PACKED_LEAST_PART = 512
+PACKED_GATED_PARTS = 1
 MOST_PARTS = 8
 MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
@@ -217,17 +246,24 @@ def packed_tiling(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
     return next((tiling for most, tiling in few if rows <= most), any_rows)
 
 
+def few_rows_tiling(kind: str, rows: int, matrix: PackedMatrix) -> FewRowsTiling:
+    tilings = FEW_ROWS_TILINGS[4 if matrix.kind < INT8 else 8][kind]
+    return next(tiling for most, tiling in tilings.items() if rows <= most)
+
+
 def parts_of(outputs: int, inputs: int, gated: bool, packed: bool = False) -> tuple[int, int]:
     """Into how many parts the inputs of a matrix are cut, and how long each is: so many that even
     a few rows keep the device busy. It hangs on the matrix alone, or bits would differ."""
-    if gated:
-        return 1, inputs
     busy = PACKED_BUSY_OUTPUTS if packed else BUSY_OUTPUTS
     least = PACKED_LEAST_PART if packed else LEAST_PART
     wanted = min(MOST_PARTS, busy // outputs, inputs // least)
+    if gated:
+        wanted = PACKED_GATED_PARTS if packed else 1
     if wanted <= 1:
         return 1, inputs
-    part = -(-inputs // (wanted * 64)) * 64
+    # in whole steps of products, if possible; of packed matrices, in whole chunks of scales
+    step = 64 if not packed else 256 if inputs % 256 == 0 else CHUNK
+    part = -(-inputs // (wanted * step)) * step
     return -(-inputs // part), part
 
 
@@ -257,7 +293,9 @@ def product(
     kind = product_kind(weight_KN.shape[1], gated)
     if isinstance(weight_KN, PackedMatrix):
         if fixed or rows <= PACKED_ROWS:
-            tiling = packed_tiling(kind, rows, x_TK.dtype)
+            tiling: ProductTiling | FewRowsTiling = packed_tiling(kind, rows, x_TK.dtype)
+            if few_rows.serves(x_TK, weight_KN, gated):
+                tiling = few_rows_tiling(kind, rows, weight_KN)
             return fixed_product(x_TK, weight_KN, tiling, bias_N, gated=gated, onto=onto)
         weight_KN = weight_KN.widened().t()
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
@@ -337,7 +375,7 @@ def _same_bits(
 def fixed_product(
     x_TK: Tensor,
     weight_NK: Tensor | PackedMatrix,
-    tiling: ProductTiling,
+    tiling: ProductTiling | FewRowsTiling,
     bias_N: Tensor | None = None,
     *,
     gated: bool = False,
@@ -347,21 +385,27 @@ def fixed_product(
     rows, inputs = x_TK.shape
     packed = weight_NK if isinstance(weight_NK, PackedMatrix) else None
     matrix = weight_NK.codes if isinstance(weight_NK, PackedMatrix) else weight_NK
-    outputs = len(matrix) // 2 if gated else len(matrix)
+    outputs = (len(matrix) if packed is None else packed.outputs) // (2 if gated else 1)
     out = x_TK.new_empty(rows, outputs) if onto is None else onto
     parts, part = parts_of(outputs, inputs, gated, packed is not None)
     grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(outputs, tiling.outputs), parts)
     sums = arrivals = out
     if parts > 1:
-        sums = x_TK.new_empty(
-            grid[0] * grid[1] * parts * tiling.rows * tiling.outputs, dtype=torch.float32
-        )
+        each = tiling.rows * tiling.outputs * (2 if gated else 1)
+        sums = x_TK.new_empty(grid[0] * grid[1] * parts * each, dtype=torch.float32)
         arrivals = arrival_counts(x_TK.device)
         assert grid[0] * grid[1] <= MOST_TILES
+    if isinstance(tiling, FewRowsTiling):
+        assert packed is not None
+        few_rows.launch(
+            grid, x_TK, packed, tiling, bias_N, out, sums, arrivals, part,
+            gated=gated, added=onto is not None,
+        )  # fmt: skip
+        return out
     _product[grid](
         x_TK,
         matrix,
-        matrix if packed is None else packed.scales_GN,
+        matrix if packed is None else packed.scales,
         x_TK if bias_N is None else bias_N,
         out,
         sums,

@@ -5,10 +5,13 @@ rounded to the numbers of the rows that it meets. So a product with it has the b
 with that plain matrix, and where many rows make it worth while, the plain matrix is made and the
 usual products take over.
 
-Codes lie in the order in which matrix units want their operands: of every 16 inputs a thread holds
-{2t, 2t + 1, 2t + 8, 2t + 9}, for t = 0 to 3, and in memory the codes of one t lie side by side, for
-64 inputs. So a code is widened by the thread that multiplies it, in pairs: four instructions for
-two 4-bit codes, which is less than it takes to load them.
+Codes lie in the order in which matrix units want their operands. A warp takes a tile of 16 outputs
+and 16 inputs: thread 4g + t holds outputs g and g + 8, and of each the inputs {2t, 2t + 1, 2t + 8,
+2t + 9}. In memory 16 bytes of one thread lie side by side: outputs g and g + 8 for 64 inputs (4
+bits) or 32 inputs (8 bits), which are called a unit here. So a warp loads 512 bytes at once, and a
+code is widened by the thread that multiplies it, in pairs that lie in one word.
+
+Scales lie in that order, too: by tile, by 128 inputs, g, output g or g + 8, and group.
 
 N outputs, K inputs, G groups of inputs that share a scale.
 """
@@ -16,6 +19,7 @@ N outputs, K inputs, G groups of inputs that share a scale.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -28,6 +32,9 @@ from forerun.backbones.products import BYTE, GROUP, NIBBLE, Packed, quantised
 from forerun.backbones.quantised import Quantised
 
 BLOCK = 64  # inputs come in such blocks
+TILE = 16  # outputs
+CHUNK = 128  # inputs of which scales lie together
+LARGEST_GROUP = 64  # inputs; so at least two scales lie side by side, which can be loaded ahead
 # How a matrix is packed. Kernels compare with these numbers, which Triton does not look up.
 INT4 = 4
 INT4_ZEROS = 5  # with a zero per group, behind the scales
@@ -35,6 +42,7 @@ INT8 = 8
 FLOAT8 = 9  # e4m3
 PLAIN = 16  # not packed
 FP8 = torch.float8_e4m3fn
+LARGEST_FP8_SCALE = 64  # the exponents of larger ones would not fit
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -42,34 +50,29 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 class PackedMatrix(Packed):
     """A matrix [N, K] in few bits. Made by `packed_4`, `packed_8` and `packed_fp8`."""
 
-    codes: Tensor  # [N, K / 4] or [N, K / 2]: words of four or two codes
-    scales_GN: Tensor  # [2 G, N] with zeros behind scales
+    codes: Tensor  # [tiles, units, 32 threads, 4 words]
+    scales: Tensor  # [tiles, 8, 2] or [1 or 2 with zeros, tiles, chunks, 8, 2, groups of a chunk]
     kind: int
+    outputs: int
+    inputs: int
+    group: int  # inputs of a scale, 32 or 64; 0 where one serves all
     dtype: torch.dtype  # of the matrix that it stands for
 
     @property
     def shape(self) -> tuple[int, int]:
         """[in, out], as plain matrices are given to a product."""
-        per_word = 2 if self.kind in (INT8, FLOAT8) else 4
-        return self.codes.shape[1] * per_word, len(self.codes)
-
-    @property
-    def group(self) -> int:
-        """How many inputs share a scale; 0 where all do."""
-        groups = len(self.scales_GN) // (2 if self.kind == INT4_ZEROS else 1)
-        return self.shape[0] // groups if groups > 1 or self.kind < INT8 else 0
+        return self.inputs, self.outputs
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales_GN.nbytes
+        return self.codes.nbytes + self.scales.nbytes
 
     def widened(self) -> Tensor:
         """The plain matrix, [N, K]."""
-        inputs, outputs = self.shape
-        out_NK = torch.empty(outputs, inputs, dtype=self.dtype, device=self.codes.device)
-        grid = (triton.cdiv(outputs, 32), triton.cdiv(inputs, 128))
+        out_NK = torch.empty(self.outputs, self.inputs, dtype=self.dtype, device=self.codes.device)
+        grid = (triton.cdiv(self.outputs, 32), triton.cdiv(self.inputs, 128))
         _widen[grid](
-            self.codes, self.scales_GN, out_NK, outputs, inputs,
+            self.codes, self.scales, out_NK, self.outputs, self.inputs,
             KIND=self.kind, GROUP=self.group, BN=32, BK=128,
         )  # fmt: skip
         return out_NK
@@ -91,19 +94,13 @@ def packed_codes(matrix: Quantised, dtype: torch.dtype) -> PackedMatrix | None:
     """A matrix that is quantised already, with the codes that it has; nothing where its inputs or
     groups are not in whole blocks."""
     inputs = matrix.codes_OI.shape[1]
-    # a group holds whole parts of a block: 32 inputs with 4 bits, 16 with 8
-    if inputs % BLOCK or matrix.group % 32:
+    if inputs % BLOCK or matrix.group % 32:  # a group holds whole units
         return None
     if matrix.bits == "int4":
         return packed_4(matrix.codes_OI, matrix.scales_OG, dtype, matrix.zeros_OG)
+    if matrix.bits == "fp8" and matrix.scales_OG.max() > LARGEST_FP8_SCALE:
+        return None
     return packed_8(matrix.codes_OI, matrix.scales_OG, dtype)
-
-
-def _narrowed(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales in the type of the rows, if that changes none: then a product in that type is enough
-    to apply them."""
-    narrow = scales.to(dtype)
-    return narrow if torch.equal(narrow.float(), scales.float()) else scales.float()
 
 
 def packed_4(
@@ -112,17 +109,19 @@ def packed_4(
     """From whole numbers in [-8, 7]; with zeros, which are such numbers too, from those less their
     group's zero."""
     outputs, inputs = codes_NK.shape
-    # outputs, block, half of it, k16, octet, thread, odd: two bits for k16 and octet in a word
-    above = (codes_NK.to(torch.int16) + 8).view(outputs, inputs // BLOCK, 2, 2, 2, 4, 2)
-    shifts = torch.tensor([[0, 4], [8, 12]], device=codes_NK.device)[:, :, None, None]
-    words = (above.int() << shifts).sum((3, 4))  # outputs, block, half, thread, odd
-    words = words.transpose(2, 3).reshape(outputs, inputs // 4)
-    words = torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16)
-    scales_GN = _narrowed(scales_NG, dtype).t()
-    if zeros_NG is None:
-        return PackedMatrix(words.contiguous(), scales_GN.contiguous(), INT4, dtype)
-    both = torch.cat([scales_GN, zeros_NG.t().to(scales_GN.dtype)])
-    return PackedMatrix(words.contiguous(), both.contiguous(), INT4_ZEROS, dtype)
+    above = _in_tiles((codes_NK + 8).to(torch.int32))
+    # tile, output g or g + 8, g, unit, half of it, k16, octet, thread, odd
+    above = above.view(-1, 2, 8, inputs // 64, 2, 2, 2, 4, 2)
+    shifts = torch.tensor([[0, 4], [8, 12]], dtype=torch.int32, device=codes_NK.device)
+    halves = (above << shifts[:, :, None, None]).sum((5, 6), dtype=torch.int32)
+    group = math.gcd(inputs // scales_NG.shape[1], LARGEST_GROUP)
+    scales_NG = _narrowed(scales_NG, dtype)
+    parts = [_scales_in_tiles(scales_NG, inputs, group)]
+    if zeros_NG is not None:
+        parts.append(_scales_in_tiles(zeros_NG.to(scales_NG.dtype), inputs, group))
+    kind = INT4 if zeros_NG is None else INT4_ZEROS
+    words = _words(halves)
+    return PackedMatrix(words, torch.stack(parts), kind, outputs, inputs, group, dtype)
 
 
 def packed_8(codes_NK: Tensor, scales_NG: Tensor, dtype: torch.dtype) -> PackedMatrix:
@@ -130,12 +129,20 @@ def packed_8(codes_NK: Tensor, scales_NG: Tensor, dtype: torch.dtype) -> PackedM
     inputs."""
     kind = FLOAT8 if codes_NK.dtype == FP8 else INT8
     outputs, inputs = codes_NK.shape
-    # outputs, block, k16, octet, thread, odd: an octet's are the low or high bytes of words
-    by_input = codes_NK.view(torch.int8).view(outputs, inputs // BLOCK, 4, 2, 4, 2)
-    by_thread = by_input.permute(0, 1, 4, 2, 5, 3).reshape(outputs, inputs).contiguous()
-    words = by_thread.view(torch.int16)
-    scales_GN = _narrowed(scales_NG, dtype).t().contiguous()
-    return PackedMatrix(words, scales_GN, kind, dtype)
+    by_input = _in_tiles(codes_NK.view(torch.uint8)).to(torch.int32)
+    # tile, output g or g + 8, g, unit, k16, octet, thread, odd
+    first, second = by_input.view(-1, 2, 8, inputs // 32, 2, 2, 4, 2).unbind(5)
+    halves = _float8_halves(first, second) if kind == FLOAT8 else first | second << 8
+    if kind == FLOAT8:
+        scales_NG = scales_NG.float() * exponent_shift(dtype)
+    scales_NG = _narrowed(scales_NG, dtype)
+    group = 0
+    if scales_NG.shape[1] == 1:
+        scales = _in_tiles(scales_NG).view(-1, 2, 8).transpose(1, 2).contiguous()
+    else:
+        group = math.gcd(inputs // scales_NG.shape[1], LARGEST_GROUP)
+        scales = _scales_in_tiles(scales_NG, inputs, group)[None]
+    return PackedMatrix(_words(halves), scales, kind, outputs, inputs, group, dtype)
 
 
 def packed_fp8(weight_NK: Tensor) -> PackedMatrix:
@@ -146,73 +153,146 @@ def packed_fp8(weight_NK: Tensor) -> PackedMatrix:
     return packed_8(codes, scales, weight_NK.dtype)
 
 
+def exponent_shift(dtype: torch.dtype) -> float:
+    """What an 8-bit float becomes too small by, when its bits are taken for a half's: the
+    difference of biases. Its scale makes up for it."""
+    return {torch.bfloat16: 2.0**120, torch.float16: 2.0**8}.get(dtype, 1.0)
+
+
+def _narrowed(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales in the type of the rows, if that changes none: then a product in that type is enough
+    to apply them."""
+    narrow = scales.to(dtype)
+    return narrow if torch.equal(narrow.float(), scales.float()) else scales.float()
+
+
+def _in_tiles(rows: Tensor) -> Tensor:
+    """With zeros below, to whole tiles of outputs."""
+    missing = -len(rows) % TILE
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _words(halves: Tensor) -> Tensor:
+    """Halves of words by tile, output g or g + 8, g, unit, part of it, thread and odd, to
+    [tiles, units, 32, 4]."""
+    even, odd = halves.permute(0, 3, 2, 5, 1, 4, 6).unbind(-1)
+    words = even | odd << 16
+    return words.reshape(*words.shape[:2], 32, 4).contiguous()
+
+
+def _float8_halves(first: Tensor, second: Tensor) -> Tensor:
+    """Two 8-bit floats in the half of a word. The first one's bits lie where a bfloat16 has its
+    sign, exponent and fraction; the second one's in between: exponent above, fraction below, and
+    the sign, for the sake of one shift, in the word's other half."""
+    halves = (first >> 7) << 15 | (first & 127) << 4
+    return halves | (second >> 3 & 15) << 11 | second & 7 | (second >> 7).flip(-1) << 3
+
+
+def _scales_in_tiles(scales_NG: Tensor, inputs: int, group: int) -> Tensor:
+    """[tiles, chunks, 8, 2, groups of a chunk]."""
+    scales_NG = scales_NG.repeat_interleave(inputs // group // scales_NG.shape[1], 1)
+    per_chunk = CHUNK // group
+    missing = -scales_NG.shape[1] % per_chunk
+    scales_NG = torch.nn.functional.pad(_in_tiles(scales_NG), (0, missing))
+    by_tile = scales_NG.view(-1, 2, 8, scales_NG.shape[1] // per_chunk, per_chunk)
+    return by_tile.permute(0, 3, 2, 1, 4).contiguous()
+
+
 @dataclass(frozen=True)
 class _Half:
-    """Constants of a half precision for pairs of numbers: what fma does not change, what makes a
-    whole number of the lowest bits, and the place of an 8-bit float's exponent."""
+    """Constants of a half precision for pairs of numbers: what fma does not change, and what makes
+    a whole number of the lowest bits."""
 
     suffix: str
     one: int
-    minus_zero: int
     whole: int  # of which the lowest bit counts ones
     less: int  # -whole - 8
-    shift: int
-    fraction: int  # mask of exponent and fraction
-    bias: int  # 2 to the difference of biases
 
 
-BFLOAT16 = _Half(
-    "bf16x2", 0x3F803F80, 0x80008000, 0x43004300, 0xC308C308, 4, 0x07F007F0, 0x7B807B80
-)
-FLOAT16 = _Half("f16x2", 0x3C003C00, 0x80008000, 0x64006400, 0xE408E408, 1, 0x3F803F80, 0x5C005C00)
+BFLOAT16 = _Half("bf16x2", 0x3F803F80, 0x43004300, 0xC308C308)
+FLOAT16 = _Half("f16x2", 0x3C003C00, 0x64006400, 0xE408E408)
+SIGNS = 0x80008000  # and minus zero
 AND_OR = 0xEA  # of lop3: a & b | c
 
 
 @triton.constexpr_function
-def _assembly(kind, place, dtype):
-    """Two words to the pair of numbers at one place in them, exactly."""
+def numbers_assembly(kind, place, dtype, narrow):
+    """A word ($2), its scale ($3) and zero ($4) to the two numbers at one place in it. Scales are
+    `narrow` or in float32."""
     half = BFLOAT16 if dtype == tl.bfloat16 else FLOAT16
-    fma = f"fma.rn.{half.suffix} $0"
-    constants = (
-        f".reg .b32 p, a, c, one, minus, less, zero, bias; mov.b32 one, {half.one}; "
-        f"mov.b32 minus, {half.one | half.minus_zero}; mov.b32 less, {half.less}; "
-        f"mov.b32 zero, {half.minus_zero}; mov.b32 bias, {half.bias}; "
+    registers = (
+        f".reg .b32 p, a, c, s, one, minus, less, zero; .reg .f32 x, y; .reg .b16 l, h; "
+        f"mov.b32 one, {half.one}; "
+        f"mov.b32 minus, {half.one | SIGNS}; mov.b32 less, {half.less}; mov.b32 zero, {SIGNS}; "
     )
     if kind <= INT4_ZEROS:
-        # 0x4300 is 128 (0x6400 is 1,024), and its lowest bits count ones; that and 8 is taken away
-        steps = (
-            f"shr.u32 p, $1, {4 * place}; lop3.b32 a, p, 0x000F000F, {half.whole}, {AND_OR}; "
-            f"{fma}, a, one, less;"
-        )
+        steps = _int4_steps(kind, place, half, narrow)
     elif kind == INT8:
         # that and the seven low bits, less that or that and 128, by the highest bit
         steps = (
-            f"prmt.b32 p, $1, 0, {0x4240 + 0x101 * place}; "
+            f"prmt.b32 p, $2, 0, {0x4240 + 0x101 * place}; "
             f"lop3.b32 a, p, 0x007F007F, {half.whole}, {AND_OR}; "
-            f"lop3.b32 c, p, 0x00800080, {half.whole}, {AND_OR}; {fma}, c, minus, a;"
+            f"lop3.b32 c, p, 0x00800080, {half.whole}, {AND_OR}; "
+            f"fma.rn.{half.suffix} a, c, minus, a; "
         )
     else:
-        # sign, exponent and fraction to their places, then the other bias
-        steps = (
-            f"prmt.b32 p, $1, 0, {0x2404 + 0x1010 * place}; shr.u32 a, p, {half.shift}; "
-            f"and.b32 a, a, {half.fraction}; "
-            f"lop3.b32 a, p, {half.minus_zero}, a, {AND_OR}; {fma}, a, bias, zero;"
-        )
-    return "{ " + constants + steps + " }"
+        steps = _float8_steps(place, half)
+    scaled = _scale_steps(half, narrow)
+    return "{ " + registers + steps + scaled + "mov.b32 {$0, $1}, a; }"
 
 
 @triton.constexpr_function
-def _times(dtype):
-    half = BFLOAT16 if dtype == tl.bfloat16 else FLOAT16
-    return (
-        f"{{ .reg .b32 zero; mov.b32 zero, {half.minus_zero}; "
-        f"fma.rn.{half.suffix} $0, $1, $2, zero; }}"
+def _int4_steps(kind: int, place: int, half: _Half, narrow: bool) -> str:
+    # 0x4300 is 128 (0x6400 is 1,024), and its lowest bits count ones; that and 8 is taken away
+    steps = (
+        f"shr.u32 p, $2, {4 * place}; lop3.b32 a, p, 0x000F000F, {half.whole}, {AND_OR}; "
+        f"fma.rn.{half.suffix} a, a, one, less; "
     )
+    if kind == INT4_ZEROS:  # whole numbers: exact
+        zeros = "mov.b32 c, {$4, $4};" if narrow else f"cvt.rn.{half.suffix}.f32 c, $4, $4;"
+        steps += f"{zeros} fma.rn.{half.suffix} a, c, minus, a; "
+    return steps
+
+
+@triton.constexpr_function
+def _float8_steps(place: int, half: _Half) -> str:
+    """See `_float8_halves`."""
+    if place == 0:
+        steps = "and.b32 a, $2, 0x87F087F0; "
+    else:
+        steps = (
+            "shf.r.wrap.b32 p, $2, $2, 4; and.b32 p, p, 0x87808780; "
+            f"shl.b32 a, $2, 4; lop3.b32 a, a, 0x00700070, p, {AND_OR}; "
+        )
+    if half is FLOAT16:  # its exponent lies three bits higher
+        steps += f"shl.b32 p, a, 3; and.b32 p, p, 0x3F803F80; lop3.b32 a, a, {SIGNS}, p, {AND_OR}; "
+    return steps
+
+
+@triton.constexpr_function
+def _scale_steps(half: _Half, narrow: bool) -> str:
+    """Codes times scale, rounded once: where both are of the type that is wanted, a product in
+    that type is the same."""
+    if narrow:
+        return f"mov.b32 s, {{$3, $3}}; fma.rn.{half.suffix} a, a, s, zero; "
+    if half is FLOAT16:
+        widened = "mov.b32 {l, h}, a; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
+    else:
+        widened = "shl.b32 p, a, 16; and.b32 c, a, 0xFFFF0000; mov.b32 x, p; mov.b32 y, c; "
+    return f"{widened} mul.rn.f32 x, x, $3; mul.rn.f32 y, y, $3; cvt.rn.{half.suffix}.f32 a, y, x; "
 
 
 @triton.constexpr_function
 def _by_assembly(dtype):
     return not INTERPRETED and dtype in (tl.bfloat16, tl.float16)
+
+
+@triton.constexpr_function
+def _without_shift(kind, dtype):
+    """What a scale is multiplied by, where the bits of an 8-bit float are not taken for others'."""
+    if kind != FLOAT8:
+        return 1.0
+    return {tl.bfloat16: 2.0**-120, tl.float16: 2.0**-8}.get(dtype, 1.0)
 
 
 @triton.jit
@@ -222,38 +302,33 @@ def load_matrix(
     DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Outputs `n` of N and inputs [at, at + BK) of a packed matrix, as plain numbers."""
-    PER_WORD: tl.constexpr = 4 if KIND <= 5 else 2
-    word = tl.arange(0, BK // PER_WORD)
-    inside = at + word // (64 // PER_WORD) * 64 < end
-    stride = tl.multiple_of(K // PER_WORD, 16)
-    first = tl.multiple_of(at // PER_WORD, 16)
-    words = tl.load(
-        codes + n[:, None].to(tl.int64) * stride + (first + word)[None, :],
-        (n < N)[:, None] & inside[None, :],
-        0,
-    )
-    # outputs, block, thread, part of the block (32 or 16 inputs), odd
-    PARTS: tl.constexpr = 8 // PER_WORD
-    words = tl.reshape(words, [BN, BK // 64, 4, PARTS, 2])
+    UNIT: tl.constexpr = 64 if KIND <= 5 else 32
+    # outputs, unit, thread, half of the unit
+    unit = (at // UNIT + tl.arange(0, BK // UNIT))[None, :, None, None]
+    thread = tl.arange(0, 4)[None, None, :, None]
+    half = tl.arange(0, 2)[None, None, None, :]
+    row = n[:, None, None, None]
+    place = (row // 16).to(tl.int64) * (K // UNIT * 128) + unit * 128
+    place += row % 8 * 16 + thread * 4 + row % 16 // 8 * 2 + half
+    words = tl.load(codes + place, (row < N) & (unit * UNIT < end), 0)
     if GROUP == 0:
-        scale = tl.reshape(tl.load(scales + n, n < N, 0), [BN, 1, 1, 1, 1])
-        scale = tl.broadcast_to(scale, words.shape)
+        scale_at = scales + row // 16 * 16 + row % 8 * 2 + row % 16 // 8
+        scale = tl.load(scale_at, row < N, 0)
         zero = scale
     else:
-        k = at + 64 // PARTS * tl.arange(0, BK // 64 * PARTS)
-        kept = (k < end)[:, None] & (n < N)[None, :]
-        scale_at = scales + (k // GROUP)[:, None].to(tl.int64) * N + n[None, :]
-        scale = _for_words(tl.load(scale_at, kept, 0), BN, BK, PARTS)
+        scale = _load_scales(scales, n, N, at, end, K, UNIT, GROUP, BN, BK)
         zero = scale
         if KIND == 5:
-            behind = (K // GROUP).to(tl.int64) * N
-            zero = _for_words(tl.load(scale_at + behind, kept, 0), BN, BK, PARTS)
+            behind = scales + ((N + 15) // 16).to(tl.int64) * ((K + 127) // 128 * (2048 // GROUP))
+            zero = _load_scales(behind, n, N, at, end, K, UNIT, GROUP, BN, BK)
+    scale = tl.broadcast_to(scale, words.shape)
+    zero = tl.broadcast_to(zero, words.shape)
     first = _numbers(words, scale, zero, 0, KIND, DTYPE)
     second = _numbers(words, scale, zero, 1, KIND, DTYPE)
     if KIND <= 5:
         third = _numbers(words, scale, zero, 2, KIND, DTYPE)
         fourth = _numbers(words, scale, zero, 3, KIND, DTYPE)
-        # then which octet, and which 16 of the part
+        # then odd, which octet, and which 16 of the half
         numbers = tl.join(tl.join(first, second), tl.join(third, fourth))
         numbers = tl.permute(numbers, [0, 1, 3, 6, 5, 2, 4])
     else:
@@ -262,44 +337,64 @@ def load_matrix(
 
 
 @triton.jit
-def _for_words(values, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):
-    """Values by part of a block and output, for every word."""
-    values = tl.reshape(tl.trans(values), [BN, BK // 64, 1, PARTS, 1])
-    return tl.broadcast_to(values, [BN, BK // 64, 4, PARTS, 2])
+def _load_scales(
+    scales, n, N, at, end, K,
+    UNIT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Scales by output, unit, one for all threads, and half of the unit."""
+    CHUNKS: tl.constexpr = (BK + 127) // 128
+    GROUPS: tl.constexpr = BK // CHUNKS // GROUP  # of a chunk
+    row = n[:, None, None]
+    chunk = at // 128 + tl.arange(0, CHUNKS)[None, :, None]
+    group = tl.arange(0, GROUPS)[None, None, :]
+    if BK < 128:
+        group += at % 128 // GROUP
+    place = ((row // 16).to(tl.int64) * ((K + 127) // 128) + chunk) * (2048 // GROUP)
+    place += (row % 8 * 2 + row % 16 // 8) * (128 // GROUP) + group
+    scale = tl.load(scales + place, (row < N) & (chunk * 128 < end), 0)
+    HALVES: tl.constexpr = GROUP // (UNIT // 2)
+    scale = tl.reshape(scale, [BN, CHUNKS * GROUPS, 1])
+    scale = tl.broadcast_to(scale, [BN, CHUNKS * GROUPS, HALVES])
+    return tl.reshape(scale, [BN, BK // UNIT, 1, 2])
 
 
 @triton.jit
 def _numbers(words, scale, zero, PLACE: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """What the codes at one place of all words stand for."""
+    """What the codes at one place of all words stand for, even and odd."""
     if _by_assembly(DTYPE):
-        codes = tl.inline_asm_elementwise(
-            _assembly(KIND, PLACE, DTYPE), "=r,r", [words], DTYPE.value, True, 2
-        )
-    elif KIND <= 5:
-        codes = ((words >> 4 * PLACE) & 15).to(tl.float32) - 8
-    elif KIND == 8:
-        codes = (words >> 8 * PLACE).to(tl.int8).to(tl.float32)
+        NARROW: tl.constexpr = scale.dtype == DTYPE
+        even, odd = tl.inline_asm_elementwise(
+            numbers_assembly(KIND, PLACE, DTYPE, NARROW),
+            "=h,=h,r,h,h" if NARROW else "=h,=h,r,f,f",
+            [words, scale, zero], (DTYPE.value, DTYPE.value), True, 1,
+        )  # fmt: skip
     else:
-        # a 16-bit float has a bias that is 8 more, and more bits of fraction
-        byte = words >> 8 * PLACE
-        bits = ((byte & 128) << 8) | ((byte & 127) << 7)
-        codes = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
-    if KIND == 5:
-        codes = codes - zero.to(codes.dtype)  # whole numbers: exact
-    return _scaled(codes, scale, DTYPE)
+        scale = scale.to(tl.float32) * _without_shift(KIND, DTYPE)
+        less = zero.to(tl.float32) * (KIND == 5)
+        even = ((_codes(words, PLACE, 0, KIND) - less) * scale).to(DTYPE)
+        odd = ((_codes(words, PLACE, 1, KIND) - less) * scale).to(DTYPE)
+    return tl.join(even, odd)
 
 
 @triton.jit
-def _scaled(codes, scale, DTYPE: tl.constexpr):
-    """Codes times scale, rounded once: where both are of the type that is wanted, a product in that
-    type is the same."""
-    if _by_assembly(DTYPE) and scale.dtype == DTYPE:
-        numbers = tl.inline_asm_elementwise(
-            _times(DTYPE), "=r,r,r", [codes, scale], DTYPE.value, True, 2
-        )
+def _codes(words, PLACE: tl.constexpr, ODD: tl.constexpr, KIND: tl.constexpr):
+    """What `numbers_assembly` does, without a scale."""
+    half = words >> 16 * ODD
+    if KIND <= 5:
+        codes = ((half >> 4 * PLACE) & 15).to(tl.float32) - 8
+    elif KIND == 8:
+        codes = (half >> 8 * PLACE).to(tl.int8).to(tl.float32)
     else:
-        numbers = (codes.to(tl.float32) * scale.to(tl.float32)).to(DTYPE)
-    return numbers
+        if PLACE == 0:
+            sign = half >> 15
+            low = half >> 4
+        else:
+            sign = words >> 16 * (1 - ODD) + 3
+            low = ((half >> 11) & 15) << 3 | (half & 7)
+        # a 16-bit float has a bias that is 8 more, and more bits of fraction
+        bits = (sign & 1) << 15 | (low & 127) << 7
+        codes = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
+    return codes
 
 
 @triton.jit
