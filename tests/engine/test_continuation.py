@@ -10,6 +10,7 @@ import forerun
 from forerun.engine import continuation
 from forerun.engine.continuation import Continuations
 from forerun.engine.costs import StepCosts
+from forerun.engine.engine import Engine
 from tests import kernels_in_torch
 from tests.helpers import stepped
 
@@ -188,6 +189,21 @@ def test_a_size_is_met_before_it_is_captured(written):
     m, _ = pair(True)
     m.generate([5, 6, 7], method="ar", max_tokens=3, ignore_eos=True)
     assert not written
+
+
+def test_who_was_given_one_token_asks_for_several_again(written, eager, monkeypatch):
+    """Where programs are used, the next forward is not begun ahead: or a text whose size is met for
+    the first time would go on token by token to its end."""
+    monkeypatch.setattr(continuation, "ASKED_BEFORE", 2)
+    monkeypatch.setattr(Engine, "prefetches", True)
+    m = stepped(pair(True)[0])
+    how = {"method": "ar", "ignore_eos": True, "max_tokens": 40}
+    m.generate([5, 6, 7], **how)
+    assert not written, "ahead, while there is no program at all"
+    m.generate([5, 6, 7], **how)
+    written.clear()
+    m.generate([5, 6, 7], temperature=0.7, **how)  # that is a program of its own
+    assert len(written) > 3
 
 
 def test_large_models_write_token_by_token(monkeypatch):

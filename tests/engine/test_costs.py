@@ -7,6 +7,7 @@ import pytest
 
 import forerun.engine.costs as costs_file
 from forerun.engine.costs import (
+    Crowd,
     StepCosts,
     StepWatch,
     cost_file,
@@ -152,6 +153,22 @@ def test_what_the_host_does_for_each_draft_is_told_apart_from_rows():
     assert alone[0] == pytest.approx(5.0) and costs.plain(8) == pytest.approx(5.0)
     assert alone[4] - alone[0] < 1.0 and beside[0] == pytest.approx(5.1 + 7 * 0.25, abs=0.1)
     assert beside[1] - beside[0] == pytest.approx(0.25, abs=0.05)
+
+
+def test_on_a_gpu_whoever_drafts_costs_those_beside_it_something():
+    """Nothing is begun ahead for them, and they are asked one by one."""
+    costs = StepCosts("cuda")
+    costs.curve = {1: 1e-3, 64: 1e-3}
+    taken = {}
+    for sequences in (1, 8):
+        costs.meet(Crowd(sequences, sequences))
+        taken[sequences] = costs.steps_with(sequences - 1, 0, 4)[4]
+    assert taken[8] > taken[1] + 5e-4
+    costs.meet(Crowd(8, 8))
+    for _ in range(20):  # as they were seen on one
+        costs.observe(12, 1, 0, 5e-3)
+    assert costs.steps_with(7, 0, 4)[4] == pytest.approx(5e-3, rel=0.1)
+    assert 3e-3 < costs.steps_with(10, 1, 4)[4] < 7e-3, "of other sizes, too"
 
 
 def test_steps_with_a_draft_model_show_what_drafting_costs():

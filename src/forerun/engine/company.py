@@ -175,7 +175,7 @@ def best_together(
     least = sequences + strangers
     rate = least / costs.plain(least)
     total_DBK = gains_DBK.cumsum(-1)
-    average_DBK = (total_DBK - rate * costs.each) / np.arange(1, places + 1)
+    average_DBK = (total_DBK - rate * costs.each_more) / np.arange(1, places + 1)
     first_DB1 = average_DBK.argmax(-1)[..., None]
     top_DB1 = np.take_along_axis(average_DBK, first_DB1, -1)
     slopes_DBK = np.where(np.arange(places) <= first_DB1, top_DB1, gains_DBK)
@@ -184,7 +184,7 @@ def best_together(
     drafting_DN = (order_DN % places == 0).cumsum(1)
     judged_N = costs.judged_steps(least + order_DN.shape[1])[least + 1 :]
     model_D1 = draft_forward * np.array(depths)[:, None]
-    rates_DN = (least + tokens_DN) / (judged_N + costs.each * drafting_DN + model_D1)
+    rates_DN = (least + tokens_DN) / (judged_N + costs.each_more * drafting_DN + model_D1)
     d, last = divmod(int(rates_DN.argmax()), order_DN.shape[1])
     if rates_DN[d, last] <= rate:
         return Plan(np.zeros(sequences, np.int64), np.zeros(sequences), 0, 0.0)

@@ -24,6 +24,7 @@ from torch import Tensor
 from forerun.engine.backbone import LikeliestText
 from forerun.engine.cache import Slots
 from forerun.engine.graphs import (
+    SIZES,
     CaptureSize,
     StaticBatch,
     capture_graph,
@@ -34,7 +35,7 @@ from forerun.engine.graphs import (
     warn_not_captured,
 )
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, MovingRows, Tiles
+from forerun.engine.pack import Batch, MovingRows, Tiles, round_up
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
@@ -118,6 +119,11 @@ class Continuations:
         if not self._can:
             return False
         return tokens <= MOST_TOKENS and end + tokens <= min(host.room, host.backbone.context)
+
+    def has_written(self, sequences: int) -> bool:
+        """Is there a program for so many sequences?"""
+        rows = round_up(sequences, SIZES)
+        return self._can and any(size.forward.rows == rows for size in self._programs)
 
     def run(
         self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: Tensor

@@ -42,7 +42,9 @@ EARLY = 32  # steps, before which they are after each
 # the host's work is otherwise hidden behind the next forward; and a share.
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
-EACH_SECONDS = 1e-4  # and so much for each sequence that drafts
+EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that drafts
+# and such a share of that for each sequence beside it: on a GPU nothing was begun for it either
+BESIDE = {"cpu": 0.0, "cuda": 0.5}
 EACH_WEIGHT = 16  # drafts that this counts for
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
@@ -69,11 +71,12 @@ class Crowd:
 
 
 class Seen(NamedTuple):
-    """Seconds that were seen: in which step, and how many sequences drafted in it."""
+    """Seconds that were seen: in which step, and how much the host had to do in it, counted in
+    sequences that draft."""
 
     step: int
     seconds: float
-    drafting: int = 0
+    load: float = 0.0
 
 
 class Observed:
@@ -82,14 +85,12 @@ class Observed:
     def __init__(self) -> None:
         self._seen: deque[Seen] = deque(maxlen=RECENT)
 
-    def add(self, step: int, seconds: float, drafting: int = 0) -> None:
-        self._seen.append(Seen(step, seconds, drafting))
+    def add(self, step: int, seconds: float, load: float = 0.0) -> None:
+        self._seen.append(Seen(step, seconds, load))
 
     def typical(self, now: int, each: float = 0.0) -> float | None:
         """Their median, if enough of them are recent; less what `each` draft has cost."""
-        recent = [
-            seen.seconds - each * seen.drafting for seen in self._seen if now - seen.step < STALE
-        ]
+        recent = [seen.seconds - each * seen.load for seen in self._seen if now - seen.step < STALE]
         return median(recent) if len(recent) >= ENOUGH else None
 
     def per_draft(self, now: int, prior: float) -> float:
@@ -99,8 +100,8 @@ class Observed:
         if not recent:
             return prior
         most = WILD * max(prior, median(seen.seconds for seen in recent))
-        total = sum(seen.drafting * min(seen.seconds, most) for seen in recent)
-        drafts = sum(seen.drafting for seen in recent)
+        total = sum(seen.load * min(seen.seconds, most) for seen in recent)
+        drafts = sum(seen.load for seen in recent)
         return max(0.0, (EACH_WEIGHT * prior + total) / (EACH_WEIGHT + drafts))
 
 
@@ -122,7 +123,7 @@ class StepCosts:
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
         self._ratio = Observed()  # of plain steps to the curve
         self._each_seen = Observed()
-        self.each = EACH_SECONDS  # what the host does for a sequence that drafts
+        self.each = EACH_SECONDS[device_type]  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._between: dict[int, float] = {}  # points of the curve, as far as anybody asked
         self._between_of: Curve | None = None
@@ -194,12 +195,17 @@ class StepCosts:
             found = self._steps[others, drafting] = [plain, *found]
         return found
 
+    @property
+    def each_more(self) -> float:
+        """What a step costs more if one sequence more drafts in it, but for its rows."""
+        return self.each * (1 - BESIDE[self.device_type])
+
     def judged_steps(self, most: int) -> np.ndarray:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
         the host does for each who does."""
         if len(self._judged) <= most:
             rows = range(most + 1)
-            seconds = [self._beside_prompts(max(1, n), 1) - self.each for n in rows]
+            seconds = [self._beside_prompts(max(1, n), 1) - self.each_more for n in rows]
             self._judged = np.array(seconds)
         return self._judged[: most + 1]
 
@@ -228,7 +234,13 @@ class StepCosts:
     def spent_on_drafts(self, drafting: int, draft_forwards: int) -> float:
         """Seconds of a step that its rows did not take: of a draft model, and of the host for each
         sequence that drafted."""
-        return draft_forwards * (self.draft_forward() or 0.0) + drafting * self.each
+        return draft_forwards * (self.draft_forward() or 0.0) + self._load(drafting) * self.each
+
+    def _load(self, drafting: int) -> float:
+        """What the host has to do where so many sequences draft, counted in them."""
+        if not drafting:
+            return 0.0
+        return drafting + BESIDE[self.device_type] * max(0, self.crowd.sequences - drafting)
 
     def _predict(self, rows: int, drafting: int) -> float:
         """Seconds of a step of so many rows in which so many sequences draft."""
@@ -236,7 +248,7 @@ class StepCosts:
         found = self._predicted.get(key)
         if found is None:
             found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
-        return found + drafting * self.each if drafting else found
+        return found + self._load(drafting) * self.each if drafting else found
 
     def _beside_prompts(self, rows: int, drafting: int) -> float:
         """Seconds of such a step, less what it takes to read the prompts that it reads: that is
@@ -277,18 +289,27 @@ class StepCosts:
         else:
             self._observe_step(rows, drafting, seconds)
         if self.seen % REFRESH == 0 or self.seen < EARLY:
-            self.each = self._each_seen.per_draft(self.seen, EACH_SECONDS)
+            prior = EACH_SECONDS[self.device_type]
+            self.each = self._each_seen.per_draft(self.seen, prior)
             self._forget_predictions()
 
     def _observe_step(self, rows: int, drafting: int, seconds: float) -> None:
         if drafting:
-            each = (seconds - self._by_curve(rows, True)) / drafting
-            self._each_seen.add(self.seen, each, drafting)
+            load = self._load(drafting)
+            each = (seconds - self._by_curve(rows, True)) / load
+            self._each_seen.add(self.seen, each, load)
         else:
             self._ratio.add(self.seen, seconds / self.forward(rows))
         size = rows_bucket(rows)
         as_if = seconds * self.forward(size) / self.forward(rows)  # of the largest of its size
-        self._observed[size, drafting > 0].add(self.seen, as_if, drafting)
+        self._observed[size, drafting > 0].add(self.seen, as_if, self._load(drafting))
+
+    def meet(self, crowd: Crowd) -> None:
+        """A forward holds so much. With more sequences or fewer, steps cost something else."""
+        changed = crowd.sequences != self.crowd.sequences
+        self.crowd = crowd
+        if changed and BESIDE[self.device_type]:
+            self._forget_predictions()
 
     def observe_prompts(self, rows: int) -> None:
         """A forward read so many rows of prompts. If the one before it did, too, so will the next:
@@ -500,7 +521,7 @@ class StepWatch:
         now.rows += sum(rows)
         now.drafting += sum(read > 1 for read in reads)
         now.whole = now.whole and not prompts
-        costs.crowd = Crowd(sum(map(min, rows, reads)), len(rows))
+        costs.meet(Crowd(sum(map(min, rows, reads)), len(rows)))
         costs.observe_prompts(prompts)
 
     def rows(self, pace: Paced, rows: int, reading: int) -> None:

@@ -26,7 +26,7 @@ from forerun.engine.rules import Applied
 from forerun.engine.ticket import Running
 from forerun.probability.outcomes import JacobiStep, Token
 from forerun.probability.transfer import to_device
-from forerun.sequence.question import Question
+from forerun.sequence.question import Continuation, Question
 from forerun.sequence.rows import TOKEN, Plan, causal_rows, next_token_plan
 
 # Below so many parameters a forward is over before the host could have hidden anything behind it.
@@ -91,13 +91,20 @@ def foresee(running: Sequence[Running], applied: Applied) -> Prefetch | None:
         return None
     host = question.host
     assert isinstance(host, Host)
-    if any(_is_elsewhere(one, host) for one in running):
+    if any(_is_elsewhere(one, host) for one in running) or _had_rather_write(running, host):
         return None
     if applied.type is Token:
         return TokenPrefetch.guess(running, host)
     if applied.type is JacobiStep:
         return ChainPrefetch.guess(running, host)
     return None
+
+
+def _had_rather_write(running: Sequence[Running], host: Host) -> bool:
+    """Did all ask for several tokens, and can they have them? Whoever is given the next one ahead
+    would go on token by token to the end."""
+    asked = all(isinstance(one.last_question, Continuation) for one in running)
+    return asked and host.writer is not None and host.writer.has_written(len(running))
 
 
 def _is_elsewhere(one: Running, host: Host) -> bool:

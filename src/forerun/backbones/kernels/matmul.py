@@ -188,13 +188,13 @@ TILINGS = {
 FEW_ROWS_TILINGS = {
     4: {
         "gated": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
-        "wide": {8: FewRowsTiling(8, 2, 128, 4), 16: FewRowsTiling(16, 2, 128, 4)},
-        "plain": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+        "wide": {8: FewRowsTiling(8, 2, 128, 2), 16: FewRowsTiling(16, 2, 128, 4)},
+        "plain": {8: FewRowsTiling(8, 1, 256, 4), 16: FewRowsTiling(16, 1, 256, 4)},
     },
     8: {
         "gated": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
-        "wide": {8: FewRowsTiling(8, 2, 128, 4), 16: FewRowsTiling(16, 2, 128, 4)},
-        "plain": {8: FewRowsTiling(8, 1, 128, 4), 16: FewRowsTiling(16, 1, 128, 4)},
+        "wide": {8: FewRowsTiling(8, 2, 128, 2), 16: FewRowsTiling(16, 2, 128, 4)},
+        "plain": {8: FewRowsTiling(8, 1, 256, 4), 16: FewRowsTiling(16, 1, 256, 4)},
     },
 }
 # Of packed matrices and more rows. They are widened in the registers of matrix units: those take
@@ -221,7 +221,7 @@ LEAST_PART = 2048  # inputs
 # The same for packed matrices, of which a program has less to load.
 PACKED_BUSY_OUTPUTS = 32768
 PACKED_LEAST_PART = 512
-PACKED_GATED_PARTS = 1
+PACKED_GATED_PARTS = 2
 MOST_PARTS = 8
 MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
