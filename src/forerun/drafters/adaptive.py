@@ -1,25 +1,102 @@
-"""How many tokens are worth drafting, from the outcome of the last drafts.
+"""How many tokens are worth drafting, from the outcome of the last drafts and from what forwards
+cost here.
 
-It is a function of what is decided already. So whatever it says, exact methods stay exact.
+It is a function of what is decided already, and of costs. So whatever it says, exact methods stay
+exact.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
+from forerun.families.base import ModelHandle
+from forerun.options import Sampling
 from forerun.sequence.canvas import Canvas
 
 RECENT = 8  # verdicts that count
 LEAST_CHANCE = 0.1  # a token is worth drafting if it is accepted at least this often
 PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
+LONGER = 1.5  # how many times as long as with one guess a step may be
+
+
+class DraftLength:
+    """Options of a method that drafts: how many tokens, if the caller says so.
+
+    Else as many as pay here, where that changes no text: drafts that are certain of themselves are
+    judged by what plain decoding draws, and at temperature 0 all drafts are. Other drafts have the
+    usual length, so that one seed gives one text.
+    """
+
+    k: int | None
+    usual: ClassVar[int]
+    most: ClassVar[int] = 16  # that are considered
+    certain: ClassVar[bool] = False  # are drafts certain of themselves?
+
+    @property
+    def given(self) -> int | None:
+        return self.k
+
+    @property
+    def lengths(self) -> list[int]:
+        return [k for k in LENGTHS if k <= self.most]
+
+    def follows_costs(self, sampling: Sampling) -> bool:
+        """Is it left open, and does it change no text?"""
+        return self.given is None and (self.certain or sampling.temperature == 0)
+
+
+def draft_length(
+    seq: Canvas,
+    target: ModelHandle,
+    options: DraftLength,
+    draft_seconds: Callable[[int], float] = lambda k: 0.0,
+    rows_each: int = 1,
+) -> int:
+    """How many tokens to draft now. `draft_seconds` says what drafting k of them takes, and
+    `rows_each` how many rows of a forward one of them costs."""
+    costs = target.costs
+    if not options.follows_costs(seq.history.sampling) or not costs.known:
+        return options.given or options.usual
+    rate = acceptance_rate(seq)
+
+    def speed(k: int) -> float:
+        tokens = (1 - rate ** (k + 1)) / (1 - rate)
+        return costs.tokens_per_second(1 + rows_each * k, tokens, draft_seconds(k))
+
+    return max(options.lengths, key=speed)
+
+
+def guess_length(seq: Canvas, target: ModelHandle, options: DraftLength) -> int:
+    """How many tokens to guess now. Guesses cost nothing but rows, and deep ones become right while
+    those before them are mended: so they go as deep as a step is not much longer for them."""
+    costs = target.costs
+    if not options.follows_costs(seq.history.sampling) or not costs.known:
+        return options.given or options.usual
+    slowest = costs.tokens_per_second(2, 1.0) / LONGER
+    return max(k for k in options.lengths if costs.tokens_per_second(1 + k, 1.0) >= slowest)
+
+
+def acceptance_rate(seq: Canvas) -> float:
+    """How often a drafted token was accepted of late, those before it being so; below 1."""
+    accepted = PRIOR_ACCEPTED
+    tried = PRIOR_TRIED
+    seen = 0
+    for event in reversed(seq.trace.events):
+        if event.drafted:
+            accepted += event.accepted
+            tried += min(len(event.drafted), event.accepted + 1)
+            seen += 1
+        if seen == RECENT:
+            break
+    return accepted / tried
 
 
 def adaptive_length(seq: Canvas, most: int) -> int:
     """At least one token, if any may be drafted, and at most `most`: while the chance that all are
     accepted is worth it."""
-    drafts = seq.trace.drafts()[-RECENT:]
-    accepted = sum(event.accepted for event in drafts) + PRIOR_ACCEPTED
-    tried = sum(min(len(event.drafted), event.accepted + 1) for event in drafts) + PRIOR_TRIED
-    rate = accepted / tried
+    rate = acceptance_rate(seq)
     return min(most, max(1, int(math.log(LEAST_CHANCE) / math.log(rate))))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from forerun.families.base import ModelHandle
 from forerun.sequence.canvas import Canvas
 
 
@@ -60,3 +61,29 @@ class Drafter(Protocol):
     async def propose(self, seq: Canvas, k: int) -> Draft:
         """At most k tokens for the next blanks; fewer, or none, where there is nothing to say."""
         ...
+
+
+@runtime_checkable
+class ModelDraft(Protocol):
+    """A drafter that asks a model."""
+
+    @property
+    def model(self) -> ModelHandle: ...
+
+    def forwards(self, k: int) -> Sequence[int]:
+        """Of its model, for a draft of k tokens: the rows of each."""
+        ...
+
+
+def draft_seconds(drafter: Drafter, target: ModelHandle, k: int) -> float:
+    """What a draft of k tokens takes beside the target's forward, as far as that is known."""
+    if not isinstance(drafter, ModelDraft):
+        return 0.0
+    costs = drafter.model.costs
+    rows = drafter.forwards(k)
+    one_row = costs.forward(1) if costs.known else 0.0
+    seen = target.costs.draft_forward()
+    seconds = len(rows) * (one_row if seen is None else seen)
+    if costs.known:
+        seconds += sum(costs.forward(count) - one_row for count in rows)
+    return seconds

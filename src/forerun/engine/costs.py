@@ -177,6 +177,14 @@ class StepCosts:
             found = self._steps[others, drafting] = [plain, *found]
         return found
 
+    def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
+        """What all sequences get of a step in which one has so many rows and gets so many tokens,
+        if the others do as in the last. Drafting takes its time, too."""
+        others = max(0, self.crowd.sequences - 1) if self.shared else 0
+        beside = self.crowd.rows * others // (others + 1)
+        seconds = self.steps_with(beside, others, rows - 1)[rows - 1]
+        return (others * self.pace + tokens) / (seconds + draft_seconds)
+
     def judged_steps(self, most: int) -> np.ndarray:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
         the host does for each who does."""
