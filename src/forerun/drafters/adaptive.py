@@ -71,8 +71,9 @@ def draft_length(
 
 
 def guess_length(seq: Canvas, target: ModelHandle, options: DraftLength) -> int:
-    """How many tokens to guess now. Guesses cost nothing but rows, and deep ones become right while
-    those before them are mended: so they go as deep as a step is not much longer for them."""
+    """How many tokens of a text to guess at once. Guesses cost nothing but rows, and deep ones
+    become right while those before them are mended: so they go as deep as a step is not much
+    longer for them."""
     costs = target.costs
     if not options.follows_costs(seq.history.sampling) or not costs.known:
         return options.given or options.usual

@@ -66,9 +66,9 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     """
     said: list[int] = []  # of the places from `begin` on
     begin = seq.filled
+    block = guess_length(seq, target, options)
     while seq.goes_on():
-        block = guess_length(seq, target, options)
-        y = said[seq.filled - begin :][:block]
+        y = said[seq.filled - begin :]
         if options.refill or not y:
             y = y + guess(seq, y, block - len(y), options.start)
         y = y[: seq.remaining - 1]
