@@ -15,7 +15,7 @@ from forerun.families.base import ModelHandle
 from forerun.options import Sampling
 from forerun.sequence.canvas import Canvas
 
-RECENT = 8  # verdicts that count
+RECENT = 16  # verdicts that count
 LEAST_CHANCE = 0.1  # a token is worth drafting if it is accepted at least this often
 PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -75,15 +76,10 @@ class ModelDraft(Protocol):
         ...
 
 
-def draft_seconds(drafter: Drafter, target: ModelHandle, k: int) -> float:
-    """What a draft of k tokens takes beside the target's forward, as far as that is known."""
+def draft_seconds(drafter: Drafter) -> Callable[[int], float]:
+    """What a draft of so many tokens takes, by what forwards of its model cost."""
     if not isinstance(drafter, ModelDraft):
-        return 0.0
+        return lambda k: 0.0
     costs = drafter.model.costs
-    rows = drafter.forwards(k)
-    one_row = costs.forward(1) if costs.known else 0.0
-    seen = target.costs.draft_forward()
-    seconds = len(rows) * (one_row if seen is None else seen)
-    if costs.known:
-        seconds += sum(costs.forward(count) - one_row for count in rows)
-    return seconds
+    forwards = drafter.forwards
+    return cache(lambda k: sum(map(costs.forward, forwards(k))) if costs.known else 0.0)

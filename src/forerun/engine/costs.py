@@ -44,6 +44,7 @@ JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
 EACH_SECONDS = 1e-4  # and so much for each sequence that drafts
 EACH_WEIGHT = 16  # drafts that this counts for
+HOST_SECONDS = 5e-4  # that the host works in a step beside its forwards
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 
@@ -179,11 +180,12 @@ class StepCosts:
 
     def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
         """What all sequences get of a step in which one has so many rows and gets so many tokens,
-        if the others do as in the last. Drafting takes its time, too."""
+        if the others do as in the last. By the curve alone: of lengths that are never drafted no
+        step is ever seen, and what is seen of the others is noisy."""
         others = max(0, self.crowd.sequences - 1) if self.shared else 0
         beside = self.crowd.rows * others // (others + 1)
-        seconds = self.steps_with(beside, others, rows - 1)[rows - 1]
-        return (others * self.pace + tokens) / (seconds + draft_seconds)
+        seconds = self.forward(beside + rows) + HOST_SECONDS + draft_seconds
+        return (others * self.pace + tokens) / seconds
 
     def judged_steps(self, most: int) -> np.ndarray:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what

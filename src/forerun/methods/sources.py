@@ -6,14 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
-from forerun.drafters.base import (
-    NO_DRAFT,
-    Draft,
-    Drafter,
-    draft_seconds,
-    spelled_out,
-    without_waste,
-)
+from forerun.drafters.base import NO_DRAFT, Draft, Drafter, spelled_out, without_waste
 from forerun.drafters.copying import FIRST_ODDS, Copying
 from forerun.drafters.odds import ModelOdds, Odds
 from forerun.families.base import ChainScorer
@@ -127,7 +120,13 @@ class Drafted(ByDepth):
         return super().chances(min(most, UNTRIED + int(self._odds.seen)))
 
     def seconds(self, k: int) -> float:
-        return draft_seconds(self._drafter, self.target, k)
+        model = getattr(self._drafter, "model", None)
+        if model is None:
+            return 0.0
+        seen = self.target.costs.draft_forward()
+        if seen is None:
+            seen = model.costs.forward(1) if model.costs.known else 0.0
+        return k * seen
 
     async def propose(self, k: int) -> Draft:
         return await self._drafter.propose(self.seq, k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from forerun.drafters.adaptive import DraftLength, draft_length
 from forerun.drafters.base import Draft, Drafter, draft_seconds, spelled_out, without_waste
@@ -46,7 +45,7 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
-    seconds = partial(draft_seconds, drafter, target)
+    seconds = draft_seconds(drafter)
     while seq.goes_on():
         k = min(draft_length(seq, target, options, seconds), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
