@@ -5,7 +5,7 @@ import pytest
 
 from forerun.backbones.table import TableBackbone
 from forerun.certify.enumeration import table_model
-from forerun.drafters.adaptive import draft_length, guess_length
+from forerun.drafters.adaptive import PayingLength, guess_length
 from forerun.engine.costs import FixedCosts, StepCosts
 from forerun.families.masked import Masked
 from forerun.methods.jacobi import JacobiOptions
@@ -39,7 +39,7 @@ def canvas(verdicts=(), temperature=0.0):
 
 
 def length(options, curve, verdicts=(), temperature=0.0, **how):
-    return draft_length(canvas(verdicts, temperature), Handle(FixedCosts(curve)), options, **how)
+    return PayingLength(canvas(verdicts, temperature), Handle(FixedCosts(curve)), options, **how)()
 
 
 def test_a_length_that_is_given_stays():
@@ -72,18 +72,18 @@ def test_what_a_draft_model_takes_makes_drafts_shorter():
 def test_rows_of_others_leave_room_for_fewer():
     costs = StepCosts()
     costs.curve = {1: 1.0, 16: 1.0, 128: 8.0}
-    alone = draft_length(canvas(), Handle(costs), SpeculativeOptions())
+    alone = PayingLength(canvas(), Handle(costs), SpeculativeOptions())()
     costs.crowd.rows = costs.crowd.sequences = 16
-    assert draft_length(canvas(), Handle(costs), SpeculativeOptions()) < alone
+    assert PayingLength(canvas(), Handle(costs), SpeculativeOptions())() < alone
 
 
 def test_above_temperature_0_only_drafts_that_are_certain_follow_costs():
     assert length(SpeculativeOptions(), STEEP, temperature=1.0) == SpeculativeOptions.usual
-    assert length(LookupOptions(), STEEP, temperature=1.0) == 1
+    assert length(LookupOptions(), STEEP, temperature=1.0) == 2
 
 
 def test_where_nothing_is_known_of_costs_drafts_have_the_usual_length():
-    assert draft_length(canvas(), Handle(StepCosts()), SpeculativeOptions()) == 5
+    assert PayingLength(canvas(), Handle(StepCosts()), SpeculativeOptions())() == 5
 
 
 @pytest.mark.parametrize("method", ["speculative", "lookup", "jacobi", "specdiff"])

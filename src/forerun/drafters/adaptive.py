@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from forerun.families.base import ModelHandle
@@ -20,6 +21,7 @@ LEAST_CHANCE = 0.1  # a token is worth drafting if it is accepted at least this 
 PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
+REVISED = 4  # drafts that have the same length
 LONGER = 1.5  # how many times as long as with one guess a step may be
 
 
@@ -49,25 +51,40 @@ class DraftLength:
         return self.given is None and (self.certain or sampling.temperature == 0)
 
 
-def draft_length(
-    seq: Canvas,
-    target: ModelHandle,
-    options: DraftLength,
-    draft_seconds: Callable[[int], float] = lambda k: 0.0,
-    rows_each: int = 1,
-) -> int:
-    """How many tokens to draft now. `draft_seconds` says what drafting k of them takes, and
-    `rows_each` how many rows of a forward one of them costs."""
-    costs = target.costs
-    if not options.follows_costs(seq.history.sampling) or not costs.known:
-        return options.given or options.usual
-    rate = acceptance_rate(seq)
+class PayingLength:
+    """How many tokens a text's next draft has. `draft_seconds` says what drafting k of them takes,
+    and `rows_each` how many rows of a forward one of them costs."""
 
-    def speed(k: int) -> float:
+    def __init__(
+        self,
+        seq: Canvas,
+        target: ModelHandle,
+        options: DraftLength,
+        draft_seconds: Callable[[int], float] = lambda k: 0.0,
+        rows_each: int = 1,
+    ):
+        self._seq = seq
+        self._costs = target.costs
+        self._lengths = options.lengths
+        self._draft_seconds = draft_seconds
+        self._rows_each = rows_each
+        self._follows = options.follows_costs(seq.history.sampling) and target.costs.known
+        # Of copies either nothing is right or much of it: the mean would say too little.
+        self._least = guess_length(seq, target, options) if options.certain else 1
+        self._length = options.given or options.usual
+        self._asked = 0
+
+    def __call__(self) -> int:
+        if self._follows and self._asked % REVISED == 0:
+            rate = acceptance_rate(self._seq)
+            self._length = max(self._least, max(self._lengths, key=partial(self._speed, rate)))
+        self._asked += 1
+        return self._length
+
+    def _speed(self, rate: float, k: int) -> float:
         tokens = (1 - rate ** (k + 1)) / (1 - rate)
-        return costs.tokens_per_second(1 + rows_each * k, tokens, draft_seconds(k))
-
-    return max(options.lengths, key=speed)
+        rows = 1 + self._rows_each * k
+        return self._costs.tokens_per_second(rows, tokens, self._draft_seconds(k))
 
 
 def guess_length(seq: Canvas, target: ModelHandle, options: DraftLength) -> int:

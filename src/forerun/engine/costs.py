@@ -47,7 +47,7 @@ JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
 EACH_SECONDS = 1e-4  # and so much for each sequence that drafts
 EACH_WEIGHT = 16  # drafts that this counts for
-HOST_SECONDS = 5e-4  # that the host works in a step beside its forwards
+HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 
@@ -187,7 +187,8 @@ class StepCosts:
         step is ever seen, and what is seen of the others is noisy."""
         others = max(0, self.crowd.sequences - 1) if self.shared else 0
         beside = self.crowd.rows * others // (others + 1)
-        seconds = self.forward(beside + rows) + HOST_SECONDS + draft_seconds
+        host = 2 * HOST_SECONDS if draft_seconds else HOST_SECONDS  # it asks a second model
+        seconds = self.forward(beside + rows) + host + draft_seconds
         return (others * self.pace + tokens) / seconds
 
     def judged_steps(self, most: int) -> np.ndarray:

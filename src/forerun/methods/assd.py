@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, cat
 
-from forerun.drafters.adaptive import draft_length
+from forerun.drafters.adaptive import PayingLength
 from forerun.drafters.base import Drafter
 from forerun.errors import unknown
 from forerun.families.any_subset import SubsetScorer
@@ -91,10 +91,11 @@ async def self_drafted(
     """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
     is spent on drafting."""
     q: Tensor | None = None
+    length = PayingLength(seq, target, options, rows_each=ROWS_EACH)
     begin = seq.filled
     healed = seq.trace.forwards  # what the end of a text prompt took
     while seq.goes_on():
-        k = options.k or max(2, draft_length(seq, target, options, rows_each=ROWS_EACH))
+        k = options.k or max(2, length())
         q = still_open(q, seq.filled - begin)
         first_is_certain = q is None
         if q is None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, cat
 
-from forerun.drafters.adaptive import DraftLength, draft_length
+from forerun.drafters.adaptive import DraftLength, PayingLength
 from forerun.errors import BadOption, unknown
 from forerun.families.block import BlockFiller, BlockSpan
 from forerun.methods.assd import ROWS_EACH, drafted_prefixes, judge, next_laws, still_open
@@ -242,10 +242,10 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     """
     x: list[int] = []
     q: Tensor | None = None
+    length = PayingLength(seq, target, options, rows_each=ROWS_EACH)
     while seq.goes_on():
         prefixes = drafted_prefixes(len(x), options.ahead)
-        k = draft_length(seq, target, options, rows_each=ROWS_EACH)
-        p, *laws = await target.verdict_and_drafts(seq, x, k, prefixes)
+        p, *laws = await target.verdict_and_drafts(seq, x, length(), prefixes)
         n = await judge(seq, x, q, p, rejection)
         begin = seq.filled
         q = next_laws(n, len(x), laws)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.drafters.adaptive import DraftLength, draft_length
+from forerun.drafters.adaptive import DraftLength, PayingLength
 from forerun.drafters.base import Draft, Drafter, draft_seconds, spelled_out, without_waste
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
@@ -45,9 +45,9 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
-    seconds = draft_seconds(drafter)
+    length = PayingLength(seq, target, options, draft_seconds(drafter))
     while seq.goes_on():
-        k = min(draft_length(seq, target, options, seconds), seq.remaining - 1)
+        k = min(length(), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
         await judge(seq, target, without_waste(seq, draft))
 
