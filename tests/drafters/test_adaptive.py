@@ -77,6 +77,14 @@ def test_rows_of_others_leave_room_for_fewer():
     assert PayingLength(canvas(), Handle(costs), SpeculativeOptions())() < alone
 
 
+def test_guesses_are_fewer_where_many_texts_guess():
+    costs = StepCosts()
+    costs.curve = {1: 1.0, 16: 1.0, 128: 8.0}
+    alone = guess_length(canvas(), Handle(costs), JacobiOptions())
+    costs.crowd.rows = costs.crowd.sequences = 16
+    assert guess_length(canvas(), Handle(costs), JacobiOptions()) < alone
+
+
 def test_above_temperature_0_only_drafts_that_are_certain_follow_costs():
     assert length(SpeculativeOptions(), STEEP, temperature=1.0) == SpeculativeOptions.usual
     assert length(LookupOptions(), STEEP, temperature=1.0) == 2

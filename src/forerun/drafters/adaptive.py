@@ -51,6 +51,10 @@ class DraftLength:
         return self.given is None and (self.certain or sampling.temperature == 0)
 
 
+def one() -> int:
+    return 1
+
+
 class PayingLength:
     """How many tokens a text's next draft has. `draft_seconds` says what drafting k of them takes,
     and `rows_each` how many rows of a forward one of them costs."""
@@ -70,14 +74,14 @@ class PayingLength:
         self._rows_each = rows_each
         self._follows = options.follows_costs(seq.history.sampling) and target.costs.known
         # Of copies either nothing is right or much of it: the mean would say too little.
-        self._least = guess_length(seq, target, options) if options.certain else 1
+        self._least = partial(guess_length, seq, target, options) if options.certain else one
         self._length = options.given or options.usual
         self._asked = 0
 
     def __call__(self) -> int:
         if self._follows and self._asked % REVISED == 0:
             rate = acceptance_rate(self._seq)
-            self._length = max(self._least, max(self._lengths, key=partial(self._speed, rate)))
+            self._length = max(self._least(), max(self._lengths, key=partial(self._speed, rate)))
         self._asked += 1
         return self._length
 
@@ -90,12 +94,12 @@ class PayingLength:
 def guess_length(seq: Canvas, target: ModelHandle, options: DraftLength) -> int:
     """How many tokens of a text to guess at once. Guesses cost nothing but rows, and deep ones
     become right while those before them are mended: so they go as deep as a step is not much
-    longer for them."""
+    longer if all guess as many."""
     costs = target.costs
     if not options.follows_costs(seq.history.sampling) or not costs.known:
         return options.given or options.usual
-    slowest = costs.tokens_per_second(2, 1.0) / LONGER
-    return max(k for k in options.lengths if costs.tokens_per_second(1 + k, 1.0) >= slowest)
+    longest = LONGER * costs.seconds_if_all_have(2)
+    return max(k for k in options.lengths if costs.seconds_if_all_have(1 + k) <= longest)
 
 
 def acceptance_rate(seq: Canvas) -> float:

@@ -191,6 +191,11 @@ class StepCosts:
         seconds = self.forward(beside + rows) + host + draft_seconds
         return (others * self.pace + tokens) / seconds
 
+    def seconds_if_all_have(self, rows: int) -> float:
+        """Of a step in which each sequence of the last one has so many rows."""
+        sequences = max(1, self.crowd.sequences) if self.shared else 1
+        return self.forward(sequences * rows) + HOST_SECONDS
+
     def judged_steps(self, most: int) -> np.ndarray:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
         the host does for each who does."""

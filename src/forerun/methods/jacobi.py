@@ -66,9 +66,9 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     """
     said: list[int] = []  # of the places from `begin` on
     begin = seq.filled
-    block = guess_length(seq, target, options)
     while seq.goes_on():
-        y = said[seq.filled - begin :]
+        block = guess_length(seq, target, options)
+        y = said[seq.filled - begin :][:block]
         if options.refill or not y:
             y = y + guess(seq, y, block - len(y), options.start)
         y = y[: seq.remaining - 1]

@@ -32,6 +32,10 @@ class Costs(Protocol):
         if the others do as in the last."""
         ...
 
+    def seconds_if_all_have(self, rows: int) -> float:
+        """Of a step in which each sequence of the last one has so many rows."""
+        ...
+
     def draft_forward(self) -> float | None:
         """Seconds of one forward of a draft model, as seen beside this one; None before any."""
         ...
