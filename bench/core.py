@@ -230,7 +230,7 @@ def race_smollm(races: Races) -> None:
             "transformers prompt lookup (10)": theirs(
                 network, edits, 96, prompt_lookup_num_tokens=10
             ),
-            "forerun lookup (at most 10)": ours(model, edits, 96, method="lookup"),
+            "forerun lookup (at most 10)": ours(model, edits, 96, method="lookup", k=10),
             "transformers generate": theirs(network, edits, 96),
             "forerun ar": ours(model, edits, 96),
         },

@@ -78,16 +78,14 @@ def contestants(loaded: dict[str, forerun.Model]) -> list[Contestant]:
     any_subset = loaded["zoo:any-subset"]
     block = loaded["zoo:block"]
     return [
-        *contestants_for(ar, ["ar", "auto"]),
-        Contestant(ar, "lookup", {"k": 3}),  # four rows cost little more than one
-        Contestant(ar, "speculative", {"draft": "zoo:drafter", "k": 3}),
+        *contestants_for(ar, ["ar", "auto", "lookup"]),
+        Contestant(ar, "speculative", {"draft": "zoo:drafter"}),
         *(Contestant(ar, "specdiff", {"draft": draft}) for draft in (masked, block)),
         *contestants_for(consistency, ["ar", "jacobi", "multiblock"]),
         *contestants_for(any_subset, ["sequential", "assd"]),
         *(Contestant(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),
         Contestant(masked, "ssd", {"cache": "dual", "tree": "chain"}),
-        *contestants_for(block, ["ar", "lookup"]),
-        Contestant(block, "s2d2-exact", {"k": 4}),
+        *contestants_for(block, ["ar", "lookup", "s2d2-exact"]),
         *(
             Contestant(block, method, {"block": 16})
             for method in ("s2d2", "block-stepwise", "block")

@@ -605,7 +605,7 @@ class Model:
         request = parse_request(method_for(self.family, method), draft, options)
         request = replace(request, note=note_on_method(self.family, method))
         check_request(self, request)
-        if request.method.asks_costs:
+        if request.asks_costs:
             _ = self.host  # it must be there when the engine finds out what forwards cost
         draft_model = self.draft_model(draft, request) if request.needs_draft_model else None
         return DecodePlan(request, draft_model)

@@ -15,6 +15,7 @@ from forerun.engine.costs import (
     interpolated,
     load_curve,
     measure,
+    rising,
     rows_bucket,
 )
 from forerun.engine.rules import Rules
@@ -115,6 +116,22 @@ def test_a_slow_model_is_measured_at_two_sizes_only(monkeypatch):
         now[0] += 2.0 + 0.1 * rows
 
     assert list(measure(slow, 128, "cpu")) == [1, 8]
+
+
+def test_a_disturbed_size_does_not_make_larger_ones_look_dear():
+    assert rising({1: 16.0, 2: 1.1, 4: 1.5, 8: 1.4}) == {1: 1.1, 2: 1.1, 4: 1.4, 8: 1.4}
+
+
+def test_short_forwards_are_repeated_until_a_neighbour_has_had_its_slice(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("forerun.engine.costs.time.perf_counter", lambda: now[0])
+
+    def disturbed_at_first(rows):
+        now[0] += 0.016 if now[0] < 0.045 else 0.001 * rows
+
+    assert measure(disturbed_at_first, 8, "cpu") == pytest.approx(
+        {1: 0.001, 2: 0.002, 4: 0.004, 8: 0.008}
+    )
 
 
 def test_a_curve_is_straight_between_what_was_measured():

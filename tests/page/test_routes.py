@@ -128,7 +128,7 @@ def test_what_there_is_is_told_before_anything_is_loaded():
     masked, causal = told["models"]
     assert masked["family"] == "masked" and masked["infills"] and not masked["loaded"]
     assert "ssd" in masked["methods"] and "jacobi" in causal["methods"]
-    assert told["methods"]["jacobi"]["options"]["block"]["default"] == 16
+    assert told["methods"]["multiblock"]["options"]["block"]["default"] == 16
 
 
 def test_a_comparison_tells_its_progress_and_its_rows():

@@ -48,8 +48,12 @@ SAMPLINGS: list[Options] = [
 
 
 # Methods that guess without a drafter: guesses are right, wrong, recycled and carried over.
+# What rows cost where lengths of drafts are left open: so much that every outcome counts.
+STEEP = {1: 1.0, 2: 1.35, 8: 3.0}
+
 GUESSING: dict[str, list[Options]] = {
-    "jacobi": [
+    "jacobi": [{}]
+    + [
         {"block": n, "start": start, "refill": n != 2}
         for n in (1, 2, 4)
         for start in ("repeat", "text")
@@ -293,7 +297,7 @@ def broad_cases(name: str) -> list[Case]:
         return _cases_of_blocks(method)
     if method.asks_costs:
         return _cases_of_choices(method)
-    target = TableBackbone(vocab=3, seed=1)
+    target = TableBackbone(vocab=3, seed=1, step_costs=STEEP)
     if method.drafter == "diffusion":
         return _cases_of_diffusion(method)
     drafts: list[Any] = [None]
@@ -303,7 +307,7 @@ def broad_cases(name: str) -> list[Case]:
         ] + ["lookup"]
     options = GUESSING.get(name, [{}])
     if "k" in method.option_names():
-        options = [{"k": k} for k in (1, 2, 4)]
+        options = [{}, *({"k": k} for k in (1, 2, 4))]
     if method.drafter == "predicted":
         options = [{**option, **prediction} for option in options for prediction in PREDICTIONS]
     return [
@@ -322,10 +326,6 @@ def broad_cases(name: str) -> list[Case]:
         for eos in ((), (1,))
         for sampling in SAMPLINGS
     ]
-
-
-# What rows cost where `auto` is enumerated: nothing, or so much that every outcome counts.
-STEEP = {1: 1.0, 2: 1.35, 8: 3.0}
 
 
 def _cases_of_choices(method: registry.Method) -> list[Case]:

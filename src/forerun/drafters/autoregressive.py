@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import NO_DRAFT, Draft
@@ -22,6 +23,9 @@ class ModelDrafter:
 
     def __post_init__(self) -> None:
         check_positive("draft_temperature", self.draft_temperature)
+
+    def forwards(self, k: int) -> Sequence[int]:
+        return [1] * k
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         if not self.model.family.can_begin(seq):  # a hole at the very beginning

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from forerun.families.base import ModelHandle
 from forerun.sequence.canvas import Canvas
 
 
@@ -60,3 +62,24 @@ class Drafter(Protocol):
     async def propose(self, seq: Canvas, k: int) -> Draft:
         """At most k tokens for the next blanks; fewer, or none, where there is nothing to say."""
         ...
+
+
+@runtime_checkable
+class ModelDraft(Protocol):
+    """A drafter that asks a model."""
+
+    @property
+    def model(self) -> ModelHandle: ...
+
+    def forwards(self, k: int) -> Sequence[int]:
+        """Of its model, for a draft of k tokens: the rows of each."""
+        ...
+
+
+def draft_seconds(drafter: Drafter) -> Callable[[int], float]:
+    """What a draft of so many tokens takes, by what forwards of its model cost."""
+    if not isinstance(drafter, ModelDraft):
+        return lambda k: 0.0
+    costs = drafter.model.costs
+    forwards = drafter.forwards
+    return cache(lambda k: sum(map(costs.forward, forwards(k))) if costs.known else 0.0)

@@ -3,6 +3,7 @@ to right (SpecDiff)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -65,6 +66,10 @@ class DiffusionDrafter:
         check_flag("keep", self.keep)
         check_flag("adapt", self.adapt)
         check_positive("draft_temperature", self.draft_temperature)
+
+    def forwards(self, k: int) -> Sequence[int]:
+        share = -(-k // self.steps)
+        return [share] * -(-k // share)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         if seq.history.generated < self.first and self.opening is not None:

@@ -5,7 +5,7 @@ states (DFlash), with or without a correction by the token before (DSpark), or t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,9 @@ class FeaturesDrafter:
     def __post_init__(self) -> None:
         check_flag("adapt", self.adapt)
         check_positive("draft_temperature", self.draft_temperature)
+
+    def forwards(self, k: int) -> Sequence[int]:
+        return [1] * k if self.model.family.autoregressive else [k]
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         family = self.model.family

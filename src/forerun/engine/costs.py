@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import time
@@ -26,11 +27,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 FIRST = (1, 8, 2, 4, 16, 32, 64, 128)  # the order of measuring: a slow model has only the first two
 SECONDS = {"cpu": 1.0, "cuda": 3.0}  # after which nothing more is measured
 REPEATS = {"cpu": 3, "cuda": 6}  # on a GPU the second run of a size captures it
+STEADY = {"cpu": 0.05, "cuda": 0.0}  # seconds that a size is run for, if it is short
+MOST_REPEATS = 20
 FEW = 16  # drafted tokens: predictions are made for so many at once
 UNREAD = 8  # rows of a sequence that nobody reads: more are a prompt
 RECENT = 15  # steps of a size that count
@@ -46,6 +49,7 @@ EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that
 # and such a share of that for each sequence beside it: on a GPU nothing was begun for it either
 BESIDE = {"cpu": 0.0, "cuda": 0.5}
 EACH_WEIGHT = 16  # drafts that this counts for
+HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 OUTDATED = 0.5  # a curve of which steps take less than this share
@@ -199,6 +203,19 @@ class StepCosts:
     def each_more(self) -> float:
         """What a step costs more if one sequence more drafts in it, but for its rows."""
         return self.each * (1 - BESIDE[self.device_type])
+    def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
+        """What all sequences get of a step in which one has so many rows and gets so many tokens,
+        if the others do as in the last. By the curve alone: of lengths that are never drafted no
+        step is ever seen, and what is seen of the others is noisy."""
+        others = max(0, self.crowd.sequences - 1) if self.shared else 0
+        beside = self.crowd.rows * others // (others + 1)
+        host = 2 * HOST_SECONDS if draft_seconds else HOST_SECONDS  # it asks a second model
+        seconds = self.forward(beside + rows) + host + draft_seconds
+        return (others * self.pace + tokens) / seconds
+    def seconds_if_all_have(self, rows: int) -> float:
+        """Of a step in which each sequence of the last one has so many rows."""
+        sequences = max(1, self.crowd.sequences) if self.shared else 1
+        return self.forward(sequences * rows) + HOST_SECONDS
 
     def judged_steps(self, most: int) -> np.ndarray:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
@@ -370,8 +387,9 @@ def interpolated(curve: Curve, rows: int) -> float:
 
 
 def measure(run: Callable[[int], object], most: int, device_type: str) -> dict[int, float]:
-    """Seconds of `run(rows)` for a few numbers of rows up to `most`: the least of some repeats.
-    After the second number, only while there is time."""
+    """Seconds of `run(rows)` for a few numbers of rows up to `most`: the least of some repeats. Of
+    short ones there are more: a neighbour's time slice would count. After the second number, only
+    while there is time."""
     found: dict[int, float] = {}
     began = time.perf_counter()
     for rows in [each for each in FIRST if each <= most]:
@@ -379,7 +397,10 @@ def measure(run: Callable[[int], object], most: int, device_type: str) -> dict[i
         if len(found) >= 2 and spent > SECONDS[device_type]:
             break
         repeats = 1 if spent > SECONDS[device_type] else REPEATS[device_type]
-        found[rows] = min(_seconds_of(run, rows) for _ in range(repeats))
+        seconds = [_seconds_of(run, rows) for _ in range(repeats)]
+        while len(seconds) < MOST_REPEATS and sum(seconds) < STEADY[device_type]:
+            seconds.append(_seconds_of(run, rows))
+        found[rows] = min(seconds)
     return rising(found)
 
 
@@ -390,13 +411,14 @@ def _seconds_of(run: Callable[[int], object], rows: int) -> float:
 
 
 def rising(curve: Curve) -> dict[int, float]:
-    """A curve on which more rows never cost less."""
+    """A curve on which more rows never cost less. Where they seem to, fewer rows were disturbed:
+    noise only adds."""
     out: dict[int, float] = {}
-    highest = 0.0
-    for rows in sorted(curve):
-        highest = max(highest, curve[rows])
-        out[rows] = highest
-    return out
+    least = math.inf
+    for rows in sorted(curve, reverse=True):
+        least = min(least, curve[rows])
+        out[rows] = least
+    return dict(sorted(out.items()))
 
 
 def identity(backbone: Any) -> dict[str, str]:

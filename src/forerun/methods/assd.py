@@ -9,16 +9,18 @@ from typing import ClassVar
 
 from torch import Tensor, cat
 
+from forerun.drafters.adaptive import PayingLength
 from forerun.drafters.base import Drafter
 from forerun.errors import unknown
 from forerun.families.any_subset import SubsetScorer
 from forerun.methods.speculative import SpeculativeOptions, speculative
-from forerun.options import check_between
+from forerun.options import Sampling, check_between
 from forerun.probability.acceptance import VerdictRule, rejection, sample_each
 from forerun.probability.lossy import tolerant
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
+ROWS_EACH = 3  # of a token in a verdict: as context, as a question, and of the draft behind it
 AHEAD = ("none", "bonus", "whole", "every")
 
 
@@ -40,6 +42,9 @@ class AssdOptions(SpeculativeOptions):
 
     forgives: ClassVar[bool] = False  # might the rule accept what its law gives nothing?
 
+    def follows_costs(self, sampling: Sampling) -> bool:
+        return not self.forgives and super().follows_costs(sampling)
+
     @property
     def bonus(self) -> bool:
         """Does a verdict also give the token after the draft?"""
@@ -48,7 +53,7 @@ class AssdOptions(SpeculativeOptions):
 
 @dataclass(frozen=True)
 class TolerantOptions(AssdOptions):
-    forgives = True
+    forgives = True  # what it writes at temperature 0, too, hangs on how much is drafted
     tolerance: float = field(default=0.01, metadata={"help": "added to every acceptance ratio"})
 
     def __post_init__(self) -> None:
@@ -86,13 +91,15 @@ async def self_drafted(
     """Algorithm 1. `q` holds the laws of the next draft if the last verdict gave them; then no pass
     is spent on drafting."""
     q: Tensor | None = None
+    length = PayingLength(seq, target, options, rows_each=ROWS_EACH)
     begin = seq.filled
     healed = seq.trace.forwards  # what the end of a text prompt took
     while seq.goes_on():
+        k = options.k or max(2, length())
         q = still_open(q, seq.filled - begin)
         first_is_certain = q is None
         if q is None:
-            q = await target.marginals(seq, seq.next(options.k))  # lines 5-8
+            q = await target.marginals(seq, seq.next(k))  # lines 5-8
         drawn = await seq.draw(sample_each, seq.next(len(q)), q)
         x = drawn.tokens[: len(q)]
         if first_is_certain:  # Lemma 1: the first token was drawn from its own conditional
@@ -106,7 +113,7 @@ async def self_drafted(
             q = None
             continue
         prefixes = drafted_prefixes(len(x), options.ahead)
-        p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)  # lines 13-15
+        p, *laws = await target.verdict_and_drafts(seq, x, k, prefixes)  # lines 13-15
         n = await judge(seq, x, q[: len(x)], p, rule, options.bonus)
         q = next_laws(n, len(x), laws)
         begin = seq.filled

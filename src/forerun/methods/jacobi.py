@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from forerun.drafters.adaptive import DraftLength, guess_length
 from forerun.errors import unknown
 from forerun.families.base import ChainScorer
 from forerun.options import check_flag, check_whole
@@ -19,9 +20,13 @@ STARTS = ("repeat", "text", "random")
 
 
 @dataclass(frozen=True)
-class JacobiOptions:
-    block: int = field(
-        default=16, metadata={"help": "tokens that are guessed at once (n in the paper)"}
+class JacobiOptions(DraftLength):
+    block: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens that are guessed at once (n in the paper); not given: as many as make "
+            "a forward little longer here, at most 16"
+        },
     )
     start: str = field(
         default="repeat",
@@ -35,8 +40,16 @@ class JacobiOptions:
         metadata={"help": "keep the window full; else a block is finished before the next begins"},
     )
 
+    usual = 16
+    certain = True
+
+    @property
+    def given(self) -> int | None:
+        return self.block
+
     def __post_init__(self) -> None:
-        check_whole("block", self.block)
+        if self.block is not None:
+            check_whole("block", self.block)
         check_flag("refill", self.refill)
         if self.start not in STARTS:
             raise unknown("start", self.start, STARTS)
@@ -54,9 +67,10 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
     said: list[int] = []  # of the places from `begin` on
     begin = seq.filled
     while seq.goes_on():
-        y = said[seq.filled - begin :]
+        block = guess_length(seq, target, options)
+        y = said[seq.filled - begin :][:block]
         if options.refill or not y:
-            y = y + guess(seq, y, options.block - len(y), options.start)
+            y = y + guess(seq, y, block - len(y), options.start)
         y = y[: seq.remaining - 1]
         begin = seq.filled
         step = await judge_guess(seq, target, y)

@@ -22,6 +22,9 @@ from forerun.sequence.canvas import Canvas
 
 @dataclass(frozen=True)
 class MultiblockOptions(JacobiOptions):
+    block: int = field(
+        default=16, metadata={"help": "tokens that are guessed at once (n in the paper)"}
+    )
     refill: bool = field(
         default=False,
         metadata={"help": "keep the window full; else a block shrinks as its tokens are decided"},
@@ -45,6 +48,7 @@ class MultiblockOptions(JacobiOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_whole("block", self.block)
         check_whole("blocks", self.blocks)
         check_between("spawn", self.spawn)
         check_whole("candidates", self.candidates, least=0)

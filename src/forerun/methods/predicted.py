@@ -11,7 +11,13 @@ from forerun.registry import method
 
 @dataclass(frozen=True)
 class PredictedOptions(SpeculativeOptions):
-    k: int = field(default=32, metadata={"help": "predicted tokens per verdict"})
+    k: int | None = field(
+        default=None,
+        metadata={"help": "predicted tokens per verdict; not given: as many as pay here"},
+    )
+    usual = 32
+    most = 32
+    certain = True
 
 
 predicted = method(

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, cat
 
+from forerun.drafters.adaptive import DraftLength, PayingLength
 from forerun.errors import BadOption, unknown
 from forerun.families.block import BlockFiller, BlockSpan
-from forerun.methods.assd import drafted_prefixes, judge, next_laws, still_open
+from forerun.methods.assd import ROWS_EACH, drafted_prefixes, judge, next_laws, still_open
 from forerun.methods.block import EditingOptions, Editor
 from forerun.methods.block_order import ModelBlockOrder
 from forerun.methods.routers import RouterDriver, RoutingOptions
@@ -207,10 +208,13 @@ async def judge_run(
 
 
 @dataclass(frozen=True)
-class S2d2ExactOptions:
-    k: int = field(
-        default=4,
-        metadata={"help": "tokens drafted per forward; more where rows are free, as on a GPU"},
+class S2d2ExactOptions(DraftLength):
+    k: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens drafted per forward; not given: at temperature 0 as many as pay here, "
+            "else 4"
+        },
     )
     ahead: str = field(
         default="whole",
@@ -219,9 +223,11 @@ class S2d2ExactOptions:
             "time, for many more rows"
         },
     )
+    usual = 4
 
     def __post_init__(self) -> None:
-        check_whole("k", self.k, most=16)
+        if self.k is not None:
+            check_whole("k", self.k, most=16)
         if self.ahead not in AHEAD:
             raise unknown("ahead", self.ahead, AHEAD)
 
@@ -236,9 +242,10 @@ async def s2d2_exact(seq: Canvas, target: BlockFiller, options: S2d2ExactOptions
     """
     x: list[int] = []
     q: Tensor | None = None
+    length = PayingLength(seq, target, options, rows_each=ROWS_EACH)
     while seq.goes_on():
         prefixes = drafted_prefixes(len(x), options.ahead)
-        p, *laws = await target.verdict_and_drafts(seq, x, options.k, prefixes)
+        p, *laws = await target.verdict_and_drafts(seq, x, length(), prefixes)
         n = await judge(seq, x, q, p, rejection)
         begin = seq.filled
         q = next_laws(n, len(x), laws)

@@ -11,7 +11,14 @@ from forerun.registry import method
 
 @dataclass(frozen=True)
 class SpecdiffOptions(SpeculativeOptions):
-    k: int = field(default=8, metadata={"help": "tokens drafted per verdict (the paper's gamma)"})
+    k: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens drafted per verdict (the paper's gamma); not given: at temperature 0 "
+            "as many as pay here, else 8"
+        },
+    )
+    usual = 8
 
 
 specdiff = method(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from forerun.drafters.base import Draft, Drafter, spelled_out, without_waste
+from forerun.drafters.adaptive import DraftLength, PayingLength
+from forerun.drafters.base import Draft, Drafter, draft_seconds, spelled_out, without_waste
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
 from forerun.probability.acceptance import matching, rejection
@@ -13,16 +14,29 @@ from forerun.sequence.canvas import Canvas
 
 
 @dataclass(frozen=True)
-class SpeculativeOptions:
-    k: int = field(default=5, metadata={"help": "tokens drafted per verdict"})
+class SpeculativeOptions(DraftLength):
+    k: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens drafted per verdict; not given: at temperature 0 as many as pay here, "
+            "else 5"
+        },
+    )
+    usual = 5
 
     def __post_init__(self) -> None:
-        check_whole("k", self.k)
+        if self.k is not None:
+            check_whole("k", self.k)
 
 
 @dataclass(frozen=True)
 class LookupOptions(SpeculativeOptions):
-    k: int = field(default=10, metadata={"help": "tokens copied per verdict"})
+    k: int | None = field(
+        default=None,
+        metadata={"help": "tokens copied per verdict; not given: as many as pay here"},
+    )
+    usual = 10
+    certain = True
 
 
 @method("speculative", guarantee="exact", reference="ar")
@@ -31,8 +45,9 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
+    length = PayingLength(seq, target, options, draft_seconds(drafter))
     while seq.goes_on():
-        k = min(options.k, seq.remaining - 1)
+        k = min(length(), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
         await judge(seq, target, without_waste(seq, draft))
 

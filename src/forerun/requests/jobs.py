@@ -119,7 +119,7 @@ class Job:
         self.ticket = Ticket(
             self.seq,
             self._start,
-            asks_costs=request.method.asks_costs,
+            asks_costs=request.asks_costs,
             ends_early=not sampling.ignore_eos or bool(sampling.stop or sampling.stop_token_ids),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from forerun import registry
+from forerun.drafters.adaptive import DraftLength
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import names_drafter
 from forerun.errors import BadOption, NotAble, TokenizerMismatch, unknown
@@ -28,6 +29,13 @@ class DecodeRequest:
     drafter_class: type[Drafter] | None
     drafter_options: Options
     note: str = ""  # for the result: why this method, where none was named
+
+    @property
+    def asks_costs(self) -> bool:
+        """Does it choose by what forwards cost here?"""
+        lengths = self.options
+        open_length = isinstance(lengths, DraftLength) and lengths.follows_costs(self.sampling)
+        return self.method.asks_costs or open_length
 
     @property
     def needs_draft_model(self) -> bool:

@@ -27,6 +27,15 @@ class Costs(Protocol):
         """Seconds of a forward of so many rows."""
         ...
 
+    def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
+        """What all sequences get of a step in which one has so many rows and gets so many tokens,
+        if the others do as in the last."""
+        ...
+
+    def seconds_if_all_have(self, rows: int) -> float:
+        """Of a step in which each sequence of the last one has so many rows."""
+        ...
+
     def draft_forward(self) -> float | None:
         """Seconds of one forward of a draft model, as seen beside this one; None before any."""
         ...

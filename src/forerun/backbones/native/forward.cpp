@@ -32,7 +32,8 @@ constexpr int GROUP = 32;
 constexpr int SIDE = 4;  // outputs of a block
 constexpr int MOST_ROWS = 8;  // that meet a block at once
 constexpr int STRIP = 16;  // outputs of a strip
-constexpr int STRIP_ROWS = 4;  // rows that meet a strip at once: their sums fill half the registers
+constexpr int STRIP_ROWS = 6;  // rows that meet a strip at once: their sums stay in registers
+constexpr int STRIP_AHEAD = 48;  // inputs: a strip is loaded so far before it is met
 constexpr int FLOATS = 32;  // bits
 constexpr int MOST_HEAD = 512;  // numbers
 constexpr int AHEAD = 6;  // slots
@@ -183,16 +184,17 @@ template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
     // Unless all loops over sums are unrolled early, some compilers keep the sums in memory.
     float32x4_t total[4 * R];
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int t = 0; t < 4 * R; ++t) total[t] = vdupq_n_f32(0);
     for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
+        __builtin_prefetch(strip + STRIP_AHEAD * STRIP);
         float32x4_t w[4];
         for (int v = 0; v < 4; ++v) w[v] = vld1q_f32(strip + 4 * v);
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int t = 0; t < 4 * R; ++t)
             total[t] = vfmaq_n_f32(total[t], w[t % 4], x[t / 4 * inputs + i]);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int t = 0; t < 4 * R; ++t) vst1q_f32(y + 4 * t, total[t]);
 }
 
@@ -466,19 +468,41 @@ inline void meet_rows(const Matrix& m, const Inputs& x, int64_t block, int64_t r
     }
 }
 
+// Rows of codes lie in eights; the last are four, two and one.
+template <int BITS>
+void meet_all(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
+    const int64_t rows = x.rows;
+    int64_t row = 0;
+    for (; row + 8 <= rows; row += 8) meet_rows<BITS, 8>(m, x, block, row, y, add);
+    if (rows - row >= 4) meet_rows<BITS, 4>(m, x, block, row, y, add), row += 4;
+    if (rows - row >= 2) meet_rows<BITS, 2>(m, x, block, row, y, add), row += 2;
+    if (rows - row >= 1) meet_rows<BITS, 1>(m, x, block, row, y, add);
+}
+
+// Rows as they are may be cut anywhere: into equal parts, so that no row comes alone.
+template <>
+void meet_all<FLOATS>(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
+    const int64_t parts = (x.rows + STRIP_ROWS - 1) / STRIP_ROWS;
+    for (int64_t part = 0, row = 0; part < parts; ++part) {
+        const int64_t end = x.rows * (part + 1) / parts;
+        switch (end - row) {
+            case 1: meet_rows<FLOATS, 1>(m, x, block, row, y, add); break;
+            case 2: meet_rows<FLOATS, 2>(m, x, block, row, y, add); break;
+            case 3: meet_rows<FLOATS, 3>(m, x, block, row, y, add); break;
+            case 4: meet_rows<FLOATS, 4>(m, x, block, row, y, add); break;
+            case 5: meet_rows<FLOATS, 5>(m, x, block, row, y, add); break;
+            default: meet_rows<FLOATS, STRIP_ROWS>(m, x, block, row, y, add);
+        }
+        row = end;
+    }
+}
+
 template <int BITS>
 void multiply_bits(const Matrix& m, const Inputs& x, float* y, bool add) {
     constexpr int side = BITS == FLOATS ? STRIP : SIDE;
-    constexpr int most = BITS == FLOATS ? STRIP_ROWS : MOST_ROWS;
-    const int64_t rows = x.rows;
     const Share share((m.outputs + side - 1) / side);
-    for (int64_t block = share.first; block < share.end; ++block) {
-        int64_t row = 0;
-        for (; row + most <= rows; row += most) meet_rows<BITS, most>(m, x, block, row, y, add);
-        if (rows - row >= 4) meet_rows<BITS, 4>(m, x, block, row, y, add), row += 4;
-        if (rows - row >= 2) meet_rows<BITS, 2>(m, x, block, row, y, add), row += 2;
-        if (rows - row >= 1) meet_rows<BITS, 1>(m, x, block, row, y, add);
-    }
+    for (int64_t block = share.first; block < share.end; ++block)
+        meet_all<BITS>(m, x, block, y, add);
 }
 
 // A thread's share of a product.
