@@ -203,6 +203,7 @@ class StepCosts:
     def each_more(self) -> float:
         """What a step costs more if one sequence more drafts in it, but for its rows."""
         return self.each * (1 - BESIDE[self.device_type])
+
     def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
         """What all sequences get of a step in which one has so many rows and gets so many tokens,
         if the others do as in the last. By the curve alone: of lengths that are never drafted no
@@ -212,6 +213,7 @@ class StepCosts:
         host = 2 * HOST_SECONDS if draft_seconds else HOST_SECONDS  # it asks a second model
         seconds = self.forward(beside + rows) + host + draft_seconds
         return (others * self.pace + tokens) / seconds
+
     def seconds_if_all_have(self, rows: int) -> float:
         """Of a step in which each sequence of the last one has so many rows."""
         sequences = max(1, self.crowd.sequences) if self.shared else 1
