@@ -184,15 +184,22 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.queue or self.running)
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Serve until nothing is left to do."""
         while self.busy:
             self.step()
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Admit who is waiting for a lane, then serve the cheapest thing wanted, to all who want
         it."""
+        if torch.is_inference_mode_enabled():  # as in the engine's own thread
+            self._step()
+        else:
+            with torch.inference_mode():
+                self._step()
+
+    def _step(self) -> None:
         self._in_step = True
         try:
             self._serve_cheapest()

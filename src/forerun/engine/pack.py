@@ -92,14 +92,14 @@ class Batch:
         *offsets, total = accumulate(self.row_counts, initial=0)
         self.segments = list(map(Segment, lanes, plans, starts, offsets))
         # from where a row is packed to its place in its own plan
-        shift = np.array(starts) - offsets
+        shift_B = np.array(starts) - offsets
+        self.lanes = _for_rows(np.array(lanes), self.row_counts)
+        places_T = np.arange(total) + _for_rows(shift_B, self.row_counts)
         if isinstance(table, int):
             table = PageTable(max(lanes) + 1, table)
         self.table = table
-        self.lanes = np.array(lanes).repeat(self.row_counts)
-        places_T = np.arange(total) + shift.repeat(self.row_counts)
         self.slots = table.places(self.lanes, places_T)
-        if all(isinstance(plan, PlainText) for plan in plans):
+        if all(type(plan) is PlainText for plan in plans):
             self.is_plain_text = True
             self.rows_5T = _plain_rows(self.segments, places_T)
             self.reads = _last_rows(self.row_counts, self.read_counts)
@@ -107,7 +107,7 @@ class Batch:
             self.is_plain_text = all(plan.causal == plan.length for plan in plans)
             self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
             reads = _concatenate([branch for plan in plans for branch in plan.reads])
-            self.reads = reads - shift.repeat(self.read_counts)
+            self.reads = reads - _for_rows(shift_B, self.read_counts)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
@@ -428,8 +428,17 @@ def _plain_rows(segments: Sequence[Segment], places_T: np.ndarray) -> np.ndarray
 
 def _last_rows(row_counts: Sequence[int], read_counts: Sequence[int]) -> np.ndarray:
     """The last rows of every sequence, where rows are laid end to end."""
+    reads_R = np.arange(sum(read_counts))
+    if row_counts == read_counts:  # all of them
+        return reads_R
     unread = [rows - reads for rows, reads in zip(row_counts, read_counts)]
-    return np.arange(sum(read_counts)) + np.array([*accumulate(unread)]).repeat(read_counts)
+    return reads_R + _for_rows(np.array([*accumulate(unread)]), read_counts)
+
+
+def _for_rows(values_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The value of every sequence, for each of its rows."""
+    one_each = counts.count(1) == len(counts)
+    return values_B if one_each else values_B.repeat(counts)
 
 
 def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:
