@@ -9,7 +9,7 @@ made from that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, stack
@@ -18,7 +18,7 @@ from forerun.errors import NotAble
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
 from forerun.probability.logits import ChainRows
-from forerun.probability.outcomes import Placement
+from forerun.probability.outcomes import Outcome, Placement
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import Chooser
 from forerun.sequence.question import (
@@ -177,9 +177,18 @@ class ChainScorer(ModelHandle):
         before it, and of the token after it."""
         chains = chains or ((),)
         plan = self.family.conditionals(seq, chains)
-        counts = [plan.read_count] if len(chains) == 1 else [len(read) for read in plan.reads]
-        rows = zip(chains, counts, strict=True)
-        return await self.ask(seq, plan, [Branch(chain, range(count)) for chain, count in rows])
+        rows = zip(chains, plan.reads, strict=True)
+        return await self.ask(seq, plan, [Branch(c, range(len(read))) for c, read in rows])
+
+    def judged(
+        self, seq: Canvas, chain: Sequence[int], rule: Callable[..., Outcome], *given: object
+    ) -> Question:
+        """To await: what a rule says of a chain, of what else is given, and of the laws that
+        `conditionals` answers. It is drawn as soon as those are there."""
+        plan = self.family.conditionals(seq, [chain])
+        asked = self.ask(seq, plan, [Branch(chain, range(plan.read_count))])
+        asked.then = lambda p_LV: seq.draw(rule, chain, *given, p_LV)
+        return asked
 
     async def next_law(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
         """The law [V] of the token after the text and the chain: the last row of `conditionals`,
