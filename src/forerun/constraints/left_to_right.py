@@ -37,8 +37,9 @@ class Writable:
         self._ending_words = np.flatnonzero(self.ending_W).tolist()  # few
 
     def known(self, masks_NW: np.ndarray, accepts: Sequence[bool]) -> list[Known]:
-        """What may follow some states, given what a language allows there."""
-        allowed_NW = masks_NW & self.ordinary_W
+        """What may follow some states, given what a language allows there. The masks are narrowed
+        in place: they are large."""
+        allowed_NW = np.bitwise_and(masks_NW, self.ordinary_W, out=masks_NW)
         many = ((allowed_NW[:, :SOME] != 0).sum(1) > 1).tolist()
         for row, accepted in enumerate(accepts):
             if accepted:
@@ -174,8 +175,8 @@ class LeftToRight(Generic[State]):
         """What may follow a state. It is kept: a state is asked about several times."""
         known = self._known.get(state)
         if known is None:
-            mask_W = self.language.allowed(state)
-            [known] = self.writable.known(mask_W[None], [self.language.accepts(state)])
+            masks_1W = self.language.allowed(state)[None].copy()
+            [known] = self.writable.known(masks_1W, [self.language.accepts(state)])
             self.learn(state, known)
         return known
 

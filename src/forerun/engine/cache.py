@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forerun.engine.pages import Content, PagePool, PageShape, PageTable
 from forerun.errors import NoRoom
-from forerun.sequence.rows import HI, HORIZON, TOKEN, Plan, causal_template, reusable
+from forerun.sequence.rows import HI, HORIZON, TOKEN, PlainText, Plan, causal_template, reusable
 
 # Share of the memory that is free once the weights are loaded. The forward works in the rest.
 FOR_SLOTS = 0.9
@@ -56,9 +56,13 @@ class Memo:
         most = min(self._held, plan.stored, plan.first_read)
         plain_text = 0 <= most <= min(self._causal, plan.causal)
         # Most forwards compare plain text with plain text: there tokens alone decide.
-        if plain_text and self._has_tokens(plan.rows[TOKEN, :most]):
+        if plain_text and self._has_tokens(plan.tokens[:most]):
             return most
         return reusable(self.held, plan)
+
+    def holds_text(self, tokens: np.ndarray) -> bool:
+        """Do the slots hold at least this text?"""
+        return len(tokens) <= self._causal and self._has_tokens(tokens)
 
     def _has_tokens(self, tokens: np.ndarray) -> bool:
         return self._rows[TOKEN, : len(tokens)].tobytes() == tokens.tobytes()
@@ -182,7 +186,10 @@ class Memo:
 
     def ran(self, plan: Plan, start: int) -> None:
         """Note that the plan's rows from `start` on were written."""
-        self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
+        if isinstance(plan, PlainText):
+            self._note_text(start, plan.tokens[start:])
+        else:
+            self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
         self._held = plan.stored
         self._causal = min(plan.causal, plan.stored)
         self.relied_on = plan.relied_on
@@ -196,13 +203,18 @@ class Memo:
         """Note that these tokens were written as plain text after the first `start` rows, which are
         plain text, too."""
         end = start + len(tokens)
-        self._rows[:, start:end] = causal_template(end)[:, start:end]
-        self._rows[TOKEN, start:end] = tokens
+        self._note_text(start, tokens)
         self._held = end
         self._causal = end
         self.relied_on = False
         self._exact = end if start <= self._exact else min(self._exact, start)
         self._publish()
+
+    def _note_text(self, start: int, tokens: Sequence[int] | np.ndarray) -> None:
+        end = start + len(tokens)
+        rows = self._rows[:, start:end]
+        rows[:] = causal_template(end, start)
+        rows[TOKEN] = tokens
 
     def _publish(self) -> None:
         """Let the pages be found that are full of rows which saw nothing behind them."""

@@ -44,7 +44,7 @@ from forerun.probability.noise import FixedNoise, uniforms_ahead
 from forerun.probability.pending import PendingLaws
 from forerun.probability.transfer import HostCopy
 from forerun.sequence.question import Continuation, Written
-from forerun.sequence.rows import TOKEN, Plan, causal_rows, next_token_plan
+from forerun.sequence.rows import PlainText, next_token_plan, text_and_chain
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as PoolHandle
@@ -237,11 +237,10 @@ class Continuations:
         for i in range(1, program.size.tokens):
             work = []
             for segment, row in zip(batch.segments, drawn):
-                text = segment.plan.rows[TOKEN, : segment.start]
-                rows = causal_rows(text, [max(token, 0) for token in row[:i]])
-                end = rows.shape[1]
-                plan = Plan(rows, [np.array([end - 1])], end, causal=end)
-                work.append((segment.lane, plan, end - 1))
+                text = segment.plan.tokens[: segment.start]
+                tokens = text_and_chain(text, [max(token, 0) for token in row[:i]])
+                last = len(tokens) - 1
+                work.append((segment.lane, PlainText.of(tokens, last), last))
             one_by_one = self._host.runner.forward(self._host.batch(work))
             check_logits(self._host.remove_impossible(one_by_one), written.logits_BkV[:, i])
 

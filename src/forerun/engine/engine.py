@@ -185,15 +185,22 @@ class Engine:
     def busy(self) -> bool:
         return bool(self.queue or self.running)
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Serve until nothing is left to do."""
         while self.busy:
             self.step()
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Admit who is waiting for a lane, then serve the cheapest thing wanted, to all who want
         it."""
+        if torch.is_inference_mode_enabled():  # as in the engine's own thread
+            self._step()
+        else:
+            with torch.inference_mode():
+                self._step()
+
+    def _step(self) -> None:
         self._in_step = True
         try:
             self._serve_cheapest()
@@ -261,6 +268,8 @@ class Engine:
         for one, value in zip(served, answers, strict=True):
             if isinstance(value, Exception):
                 self._throw(one, value)
+            elif isinstance(value, Draw):
+                one.wait_for(value)
             elif not isinstance(value, NotYet):
                 self._resume(one, value)
 
@@ -370,9 +379,8 @@ class Engine:
         """Refuse a plan that is longer than a lane, which would write into the next one, and one
         without rows, which would fail the forward of all."""
         if isinstance(one.waits_for, Question):
-            rows = one.waits_for.plan.rows.shape[1]
-            host = host_of(one)
-            room = min(host.room, host.slots.table.scratch_slot)
+            rows = one.waits_for.plan.length
+            room = host_of(one).most_rows
             if not 0 < rows <= room:
                 raise NotAble(f"a plan of {rows} rows does not fit into a lane of {room} slots.")
 
@@ -475,7 +483,7 @@ class Engine:
         logits_RV = self._run_parts(host_of(served[0]))
         whole = [part.one for part in self._parts if part.is_whole]
         if len(whole) < len(served):
-            reads = [sum(map(len, part.plan.reads)) for part in self._parts]
+            reads = [part.plan.read_count for part in self._parts]
             asked = np.repeat([part.is_whole for part in self._parts], reads)
             logits_RV = logits_RV[to_device(asked.nonzero()[0], torch.long, logits_RV.device)]
         answers = dict(zip(whole, self._answers(whole, logits_RV), strict=True))
@@ -523,7 +531,8 @@ class Engine:
         host = prefetched.host
         self.clock.mark("host", host.device)  # the time that the device waited, if it did
         for one in served:
-            host.memos[one.lane].ran(*prefetched.foreseen[one])
+            plan = prefetched.foreseen[one]
+            host.memos[one.lane].ran(plan, plan.first_read)
         return self._answers(served, prefetched.logits_of(served))
 
     def _timed_forward(
@@ -576,7 +585,7 @@ class Engine:
             if question.features:
                 rows = question.plan.stored
                 answer.append(host_of(one).features(one.lane, rows, question.features))
-            answers.append(answer)
+            answers.append(answer if question.then is None else question.then(answer[0]))
         self.clock.rules += time.perf_counter() - began
         return answers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import mul
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas
-from forerun.sequence.rows import Plan, causal_rows
+from forerun.sequence.rows import PlainText, Plan
 
 
 @dataclass
@@ -98,6 +99,11 @@ class Host:
         self.looks_into: Host | None = None  # the model whose hidden states this one reads
         self._asked_features: tuple[int, ...] = ()
 
+    @cached_property
+    def most_rows(self) -> int:
+        """That a plan may have: those of a lane, and of all pages."""
+        return min(self.room, self.slots.table.scratch_slot)
+
     @property
     def device(self) -> torch.device:
         return self.backbone.device
@@ -138,8 +144,7 @@ class Host:
 
     def _try(self, lane: int, rows: int) -> None:
         """Run a forward of so many rows, and wait for it."""
-        tokens = causal_rows(np.zeros(rows, np.int32), [])
-        plan = Plan(tokens, [np.arange(rows)], rows, causal=rows)
+        plan = PlainText.of(np.zeros(rows, np.int32), 0)
         self.runner.forward(self.batch([(lane, plan, 0)]))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -148,7 +153,7 @@ class Host:
         """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are
         made the lanes' own; so are those that they need `ahead` positions on."""
         for lane, plan, start in work:
-            end = plan.rows.shape[1]
+            end = plan.length
             self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
         self.slots.table.to_device()
         batch = Batch(work, self.slots.table, self.device)

@@ -190,9 +190,10 @@ class _Loop:
             torch.cuda.set_device(self.device)
         reason = EngineStopped("this model was let go of while a request ran.")
         try:
-            while self._take_messages():
-                self.engine.step()
-                self._tell()
+            with torch.inference_mode():  # once: it takes time to enter
+                while self._take_messages():
+                    self.engine.step()
+                    self._tell()
         except BaseException as error:  # the engine's own failure: nobody may wait for ever
             reason = EngineStopped(f"the engine of this model has failed: {error!r}")
             reason.__cause__ = error

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forerun.engine.pages import PageTable
 from forerun.probability.transfer import to_device
-from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan
+from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, PlainText, Plan
 
 # One argument of a rule for one sequence: a law, a list of tokens, or nothing.
 RuleArgument = Tensor | Sequence[int] | None
@@ -37,21 +37,16 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return self.plan.rows.shape[1] - self.start
-
-    @property
-    def is_plain_text(self) -> bool:
-        """Does every row see itself and all before it, and nothing else?"""
-        return self.plan.causal == self.plan.rows.shape[1]
+        return self.plan.length - self.start
 
     @property
     def end(self) -> int:
         """How many slots the segment may look at."""
-        return self.plan.rows.shape[1]
+        return self.plan.length
 
     def rows_to_run(self) -> np.ndarray:
         """The five integers of the rows that must run, [5, rows]."""
-        return self.plan.rows[:, self.start :]
+        return self.plan.rows_between(self.start, self.plan.length)
 
 
 class Moved(NamedTuple):
@@ -76,6 +71,7 @@ class Batch:
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
+    is_plain_text = False  # does every row see itself and all before it, and nothing else?
     # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
     # row is made of nothing.
     sources: np.ndarray | None = None
@@ -90,24 +86,29 @@ class Batch:
         lanes live; a number stands for lanes of so many slots, one after the other."""
         self.device = device
         lanes, plans, starts = zip(*work)
-        ends = [plan.rows.shape[1] for plan in plans]
-        sizes = [end - start for end, start in zip(ends, starts)]
-        offsets = [0, *accumulate(sizes)][:-1]
-        self.segments = [Segment(*one) for one in zip(lanes, plans, starts, offsets)]
-        self.rows_5T = _concatenate([plan.rows[:, start:] for plan, start in zip(plans, starts)])
+        # of each sequence: rows that run, rows that are read, and slots that they may look at
+        self.slot_counts = [plan.length for plan in plans]
+        self.row_counts = [end - start for end, start in zip(self.slot_counts, starts)]
+        self.read_counts = [plan.read_count for plan in plans]
+        *offsets, total = accumulate(self.row_counts, initial=0)
+        self.segments = list(map(Segment, lanes, plans, starts, offsets))
         # from where a row is packed to its place in its own plan
-        shift = np.array(starts) - offsets
+        shift_B = np.array(starts) - offsets
+        self.lanes = _for_rows(np.array(lanes), self.row_counts)
+        places_T = np.arange(total) + _for_rows(shift_B, self.row_counts)
         if isinstance(table, int):
             table = PageTable(max(lanes) + 1, table)
         self.table = table
-        self.lanes = np.array(lanes).repeat(sizes)
-        self.slots = table.places(self.lanes, np.arange(sum(sizes)) + shift.repeat(sizes))
-        reads = _concatenate([branch for plan in plans for branch in plan.reads])
-        # of each sequence: rows that run, rows that are read, and slots that they may look at
-        self.row_counts = sizes
-        self.read_counts = [sum(map(len, plan.reads)) for plan in plans]
-        self.slot_counts = ends
-        self.reads = reads - shift.repeat(self.read_counts)
+        self.slots = table.places(self.lanes, places_T)
+        if all(type(plan) is PlainText for plan in plans):
+            self.is_plain_text = True
+            self.rows_5T = _plain_rows(self.segments, places_T)
+            self.reads = _last_rows(self.row_counts, self.read_counts)
+        else:
+            self.is_plain_text = all(plan.causal == plan.length for plan in plans)
+            self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
+            reads = _concatenate([branch for plan in plans for branch in plan.reads])
+            self.reads = reads - _for_rows(shift_B, self.read_counts)
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
@@ -137,10 +138,6 @@ class Batch:
             else:
                 self._spans[index] = torch.from_numpy(span).to(self.device)
         return self._spans[index]
-
-    @property
-    def is_plain_text(self) -> bool:
-        return bool(self.segments) and all(segment.is_plain_text for segment in self.segments)
 
     @cached_property
     def _integers(self) -> tuple[Tensor, ...]:
@@ -217,6 +214,7 @@ class MovingRows(Batch):
         self.slots = batch.slots
         self.rows_5T = batch.rows_5T.copy()
         self.reads = batch.reads
+        self.is_plain_text = batch.is_plain_text
         self._steps = 0
 
     @property
@@ -357,6 +355,11 @@ def _plain_bounds(batch: Batch, low: int, high: int) -> tuple[np.ndarray, int]:
     """The bounds of tiles over plain text, and their height, by arithmetic alone: most forwards
     are of this kind."""
     height = low if max(batch.row_counts) <= low else high
+    if max(batch.row_counts) <= height:  # one tile each
+        offsets = [segment.offset for segment in batch.segments]
+        ends = batch.slot_counts
+        lanes = batch.lanes[offsets]
+        return np.array([offsets, batch.row_counts, lanes, ends, ends, ends], np.int64), height
     bounds: list[tuple[int, ...]] = []
     for (lane, _, start, offset), count in zip(batch.segments, batch.row_counts):
         for first in range(0, count, height):
@@ -423,6 +426,30 @@ def _tile_bounds(rows_5T: np.ndarray, first: np.ndarray, lane: np.ndarray) -> np
     bounds[4] = np.minimum(np.maximum(np.minimum.reduceat(lo_seen, first), near), far)
     bounds[5] = far
     return bounds
+
+
+def _plain_rows(segments: Sequence[Segment], places_T: np.ndarray) -> np.ndarray:
+    """The five integers of rows of plain text, from their tokens and places alone."""
+    rows_5T = np.zeros((5, len(places_T)), np.int32)
+    rows_5T[TOKEN] = _concatenate([segment.plan.tokens[segment.start :] for segment in segments])
+    rows_5T[POSITION] = places_T
+    rows_5T[HORIZON] = places_T + 1
+    return rows_5T
+
+
+def _last_rows(row_counts: Sequence[int], read_counts: Sequence[int]) -> np.ndarray:
+    """The last rows of every sequence, where rows are laid end to end."""
+    reads_R = np.arange(sum(read_counts))
+    if row_counts == read_counts:  # all of them
+        return reads_R
+    unread = [rows - reads for rows, reads in zip(row_counts, read_counts)]
+    return reads_R + _for_rows(np.array([*accumulate(unread)]), read_counts)
+
+
+def _for_rows(values_B: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """The value of every sequence, for each of its rows."""
+    one_each = counts.count(1) == len(counts)
+    return values_B if one_each else values_B.repeat(counts)
 
 
 def _concatenate(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,17 +26,10 @@ from forerun.engine.ticket import Running
 from forerun.probability.outcomes import JacobiStep, Token
 from forerun.probability.transfer import to_device
 from forerun.sequence.question import Continuation, Question
-from forerun.sequence.rows import TOKEN, Plan, causal_rows, next_token_plan
+from forerun.sequence.rows import PlainText, Plan, next_token_plan, text_and_chain
 
 # Below so many parameters a forward is over before the host could have hidden anything behind it.
 LEAST_COST = 5e7
-
-
-class Foreseen(NamedTuple):
-    """What one sequence will ask: a plan, and the first of its rows that must run."""
-
-    plan: Plan
-    start: int
 
 
 class Prefetch(ABC):
@@ -46,7 +38,8 @@ class Prefetch(ABC):
     def __init__(self, host: Host, running: Sequence[Running]):
         self.host = host
         self.running = running
-        self.foreseen: dict[Running, Foreseen] = {}  # once the tokens are known
+        # what each will ask, once the tokens are known; all rows that are read must run
+        self.foreseen: dict[Running, PlainText] = {}
         self.logits_RV: Tensor | None = None
         self.rows_of: dict[Running, int] = {}  # of the logits
 
@@ -67,7 +60,7 @@ class Prefetch(ABC):
         question = one.waits_for
         if foreseen is None or not isinstance(question, Question):
             return False
-        return question.host is self.host and _same(foreseen.plan, question.plan)
+        return question.host is self.host and _same(foreseen, question.plan)
 
     def logits_of(self, running: Sequence[Running]) -> Tensor:
         """The result, for those who are left."""
@@ -119,21 +112,22 @@ class TokenPrefetch(Prefetch):
     @classmethod
     def guess(cls, running: Sequence[Running], host: Host) -> TokenPrefetch | None:
         self = cls(host, running)
+        self.rows_of = dict.fromkeys(running, 1)
+        most = min(host.room, host.backbone.context)
         pages = 0
         for one in running:
             assert one.last_question is not None
-            plan = next_token_plan(one.last_question.plan)
-            if plan is None or plan.stored > min(host.room, host.backbone.context):
+            last = one.last_question.plan
+            plan = next_token_plan(last)
+            memo = host.memos[one.lane]
+            if plan is None or plan.length > most or not memo.holds_text(last.tokens):
                 return None
-            if host.memos[one.lane].start(plan) != plan.stored - 1:
-                return None
-            self.foreseen[one] = Foreseen(plan, plan.stored - 1)
-            self.rows_of[one] = 1
-            pages += host.memos[one.lane].pages_needed(plan.stored - 1, plan.stored)
+            self.foreseen[one] = plan
+            pages += memo.pages_needed(last.length, plan.length)
         return self if host.pool.ensure(pages) else None
 
     def batch(self, applied: Applied) -> Batch:
-        work = [(one.lane, *self.foreseen[one]) for one in self.running]
+        work = [(one.lane, plan, plan.first_read) for one, plan in self.foreseen.items()]
         batch = self.host.batch(work)
         drawn_B = applied.column("token")
         # A law without an outcome draws -1, which is no token.
@@ -143,7 +137,7 @@ class TokenPrefetch(Prefetch):
     def learn(self, answers: Sequence[object]) -> None:
         for one, answer in zip(self.running, answers, strict=True):
             token = answer.token if isinstance(answer, Token) else 0
-            self.foreseen[one].plan.rows[TOKEN, -1] = token
+            self.foreseen[one].tokens[-1] = token
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,12 @@ class Judged:
     """The last question of a sequence: a text, and a guess after it."""
 
     known: int  # tokens of the text
-    plan: Plan
+    plan: PlainText
     lane: int
+
+    @property
+    def text(self) -> np.ndarray:
+        return self.plan.tokens[: self.known]
 
 
 class ChainPrefetch(Prefetch):
@@ -194,10 +192,8 @@ class ChainPrefetch(Prefetch):
         work = []
         for judged in self.judged.values():
             # as if nothing were accepted
-            rows = causal_rows(judged.plan.rows[TOKEN, : judged.known], [0] * (1 + self.length))
-            end = rows.shape[1]
-            plan = Plan(rows, [np.arange(judged.known, end)], end, causal=end)
-            work.append((judged.lane, plan, judged.known))
+            tokens = text_and_chain(judged.text, [0] * (1 + self.length))
+            work.append((judged.lane, PlainText.of(tokens, judged.known), judged.known))
         batch = self.host.batch(work, ahead=self.length)
         token_B1 = applied.column("token")[:, None]
         guess_BK = applied.column("repeated")[:, : self.length]
@@ -216,11 +212,9 @@ class ChainPrefetch(Prefetch):
             if isinstance(answer, JacobiStep):
                 kept = judged.known + answer.accepted
                 self.host.memos[judged.lane].keep(kept)
-                text = judged.plan.rows[TOKEN, :kept]
-                rows = causal_rows(text, [answer.token, *answer.repeated[: self.length]])
-                end = rows.shape[1]
-                plan = Plan(rows, [np.arange(kept, end)], end, causal=end)
-                self.foreseen[one] = Foreseen(plan, kept)
+                text = judged.plan.tokens[:kept]
+                guess = [answer.token, *answer.repeated[: self.length]]
+                self.foreseen[one] = PlainText.of(text_and_chain(text, guess), kept)
 
 
 def _judged(one: Running) -> Judged | None:
@@ -228,17 +222,14 @@ def _judged(one: Running) -> Judged | None:
     assert one.last_question is not None
     plan = one.last_question.plan
     known = one.seq.known
-    all_read = len(plan.reads) == 1 and len(plan.reads[0]) == plan.stored - known + 1
-    if plan.causal != plan.rows.shape[1] or plan.causal != plan.stored or not all_read:
+    if not isinstance(plan, PlainText) or plan.first_read != known - 1:
         return None
-    return Judged(known, plan, one.lane) if plan.reads[0][0] == known - 1 else None
+    return Judged(known, plan, one.lane)
 
 
-def _same(one: Plan, other: Plan) -> bool:
-    if one.is_plain_text and other.is_plain_text:
-        return one.rows[TOKEN].tobytes() == other.rows[TOKEN].tobytes()
+def _same(one: PlainText, other: Plan) -> bool:
     return (
-        one.stored == other.stored
-        and np.array_equal(one.rows, other.rows)
-        and [read.tolist() for read in one.reads] == [read.tolist() for read in other.reads]
+        isinstance(other, PlainText)
+        and one.first_read == other.first_read
+        and one.tokens.tobytes() == other.tokens.tobytes()
     )

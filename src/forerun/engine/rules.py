@@ -376,7 +376,7 @@ def argument_size(column: Sequence[object], length: int) -> ArgumentSize | None:
     one."""
     if column[0] is None:
         return ArgumentSize("none")
-    if any(isinstance(value, PendingLaws | Tensor) for value in column):
+    if any(isinstance(value, (PendingLaws, Tensor)) for value in column):
         tensors = [made(cast("Tensor", value)) for value in column]
         if any(tensor.dim() != 2 for tensor in tensors):
             return None
@@ -562,8 +562,10 @@ class RuleProgram:
         return torch.where(inside_BL[..., None], law_BLV, 0)
 
 
-def padded_parts(laws: PendingLaws, rows: int) -> list[LawRows]:
+def padded_parts(laws: PendingLaws, rows: int) -> Sequence[LawRows]:
     """The parts of some laws, and their first row as often as rows are missing."""
+    if laws.count == rows:
+        return laws.parts
     first = laws.parts[0].cut(0, 1)
     return [*laws.parts, *[first] * (rows - laws.count)]
 

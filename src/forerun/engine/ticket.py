@@ -71,6 +71,11 @@ class Running:
         elif waited is not None:
             self.seq.trace.forwards += 1
 
+    def wait_for(self, draw: Draw[Any]) -> None:
+        """The method waits on, now for a draw from what it asked about."""
+        self.count_answered()
+        self.waits_for = draw
+
     def resume(self, answer: object) -> None:
         """Let the method go on until it waits again. StopIteration says that it has returned."""
         self.waits_for = _servable(self.coroutine.send(answer))
@@ -82,6 +87,6 @@ class Running:
 
 def _servable(awaited: object) -> Draw[Any] | Question:
     """What a method awaits, if the engine can serve it."""
-    if isinstance(awaited, Draw | Question):
+    if isinstance(awaited, (Draw, Question)):  # a union would be made anew each time
         return awaited
     raise NotAble(f"a method may await a model's questions and seq.draw, not {awaited!r}.")

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return self.plan.rows.shape[1] - self.start
+        return self.plan.length - self.start
 
 
 class Turn:
@@ -81,7 +81,7 @@ class Turn:
             if part is None or not self._make_room(part):
                 continue
             if part.is_prompt:
-                left -= part.plan.rows.shape[1] - start
+                left -= part.plan.length - start
             parts.append(part)
         return parts
 
@@ -144,13 +144,13 @@ class Turn:
         ahead = asked.tokens if isinstance(asked, Continuation) else 0
         plan = plan_of(part.one)
         while True:
-            needed = memo.pages_needed(part.start, plan.rows.shape[1] + ahead)
+            needed = memo.pages_needed(part.start, plan.length + ahead)
             if not needed or self._host.pool.ensure(needed):
                 break
             if not self._take_from_youngest(self._older[part.one]):
                 return False
         memo.count_found(plan, part.start)
-        memo.claim(part.start, part.plan.rows.shape[1] + ahead)
+        memo.claim(part.start, part.plan.length + ahead)
         return True
 
     def _take_from_youngest(self, older: int) -> bool:

@@ -9,7 +9,7 @@ made from that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, stack
@@ -18,7 +18,7 @@ from forerun.errors import NotAble
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
 from forerun.probability.logits import ChainRows
-from forerun.probability.outcomes import Placement
+from forerun.probability.outcomes import Outcome, Placement
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import Chooser
 from forerun.sequence.question import (
@@ -180,26 +180,34 @@ class ChainScorer(ModelHandle):
         rows = zip(chains, plan.reads, strict=True)
         return await self.ask(seq, plan, [Branch(c, range(len(read))) for c, read in rows])
 
+    def judged(
+        self, seq: Canvas, chain: Sequence[int], rule: Callable[..., Outcome], *given: object
+    ) -> Question:
+        """To await: what a rule says of a chain, of what else is given, and of the laws that
+        `conditionals` answers. It is drawn as soon as those are there."""
+        plan = self.family.conditionals(seq, [chain])
+        asked = self.ask(seq, plan, [Branch(chain, range(plan.read_count))])
+        asked.then = lambda p_LV: seq.draw(rule, chain, *given, p_LV)
+        return asked
+
     async def next_law(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
         """The law [V] of the token after the text and the chain: the last row of `conditionals`,
         without the others."""
-        plan = self.family.conditionals(seq, [chain], last_only=True)
-        [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
+        [law_1V] = await self._next_token(seq, chain)
         return law_1V[0]
+
+    def _next_token(self, seq: Canvas, chain: Sequence[int] = ()) -> Question:
+        """What follows the text and the chain?"""
+        plan = self.family.conditionals(seq, [chain], last_only=True)
+        return self.ask(seq, plan, [Branch(chain, [len(chain)])])
 
     async def write(self, seq: Canvas, most: int | None = None) -> list[int]:
         """The next token, drawn from its law: x ~ p(. | text). Or the next few, at `most` so many,
         where several cost one launch and nobody looks at what is between them."""
-        several = self._several(seq, most)
-        if several is None:
-            law_V = await self.next_law(seq)
-        else:
-            answer = await several
-            if isinstance(answer, Written):
-                return answer.tokens
-            law_V = answer[0][0]
-        drawn = await seq.draw(sample_token, law_V)
-        return [drawn.token]
+        asked = self._several(seq, most) or self._next_token(seq)
+        asked.then = lambda law_1V: seq.draw(sample_token, law_1V[0])
+        answer = await asked
+        return answer.tokens if isinstance(answer, Written) else [answer.token]
 
     def _several(self, seq: Canvas, most: int | None) -> Continuation | None:
         k = self.host.at_once

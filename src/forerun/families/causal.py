@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.families.base import ChainScorer, Family
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.question import Branch
-from forerun.sequence.rows import Plan, causal_rows, tail_rows
+from forerun.sequence.rows import PlainText, Plan, causal_rows, tail_rows, text_and_chain
 
 MAX_TAIL_TOKENS = 256  # that all tails of one question may have together, however long the text
 
@@ -82,11 +82,8 @@ class Causal(Family):
         Further chains are tails that leave it at once.
         """
         if len(chains) == 1:  # as nearly always, many times per forward of a large batch
-            stored = len(text) + len(chains[0])
-            first_read = stored - 1 if last_only else len(text) - 1
-            rows = causal_rows(text, chains[0])
-            reads = [np.arange(first_read, stored)]
-            return Plan(rows, reads, stored, causal=stored, first_read=first_read)
+            tokens = text_and_chain(text, chains[0])
+            return PlainText.of(tokens, len(tokens if last_only else text) - 1)
         plan = cls._with_tails(text, chains[0], [Tail(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
         reads = [first, *(np.concatenate([first[:1], read]) for read in others)]
@@ -95,7 +92,7 @@ class Causal(Family):
         return Plan(plan.rows, reads, plan.stored, causal=plan.causal)
 
     def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
-        return self._with_tails(seq.text, chain, tails)
+        return self._with_tails(seq.text, chain, tails) if tails else self.after(seq.text, [chain])
 
     @staticmethod
     def _with_tails(text: np.ndarray, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
@@ -110,5 +107,4 @@ class Causal(Family):
             parts.append(tail_rows(tokens, len(text) + tail.depart, start))
             reads.append(np.arange(start, start + len(tokens)))
             start += len(tokens)
-        rows = np.concatenate(parts, 1) if tails else parts[0]
-        return Plan(rows, reads, stored, causal=stored)
+        return Plan(np.concatenate(parts, 1), reads, stored, causal=stored)

@@ -80,8 +80,7 @@ async def jacobi(seq: Canvas, target: ChainScorer, options: JacobiOptions) -> No
 async def judge_guess(seq: Canvas, target: ChainScorer, y: Sequence[int]) -> JacobiStep:
     """Score a guess, keep what is right of it and one token more."""
     seq.note_draft(seq.next(len(y)), y)
-    [p_LV] = await target.conditionals(seq, y)  # p(. | x, y_<i)
-    step = await seq.draw(jacobi_step, y, p_LV)
+    step: JacobiStep = await target.judged(seq, y, jacobi_step)  # by p(. | x, y_<i)
     n = step.accepted
     seq.draws += n  # as often as plain decoding would have drawn: same seed, same text
     seq.fill(seq.next(n), y[:n], "accepted", drafted=y)

@@ -9,6 +9,7 @@ from forerun.drafters.base import Draft, Drafter, draft_seconds, spelled_out, wi
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
 from forerun.probability.acceptance import matching, rejection
+from forerun.probability.outcomes import Verdict
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
@@ -59,12 +60,12 @@ async def judge(seq: Canvas, target: ChainScorer, draft: Draft) -> int:
     A draft that is certain of itself is judged by what plain decoding draws: same seed, same text.
     """
     seq.note_draft(draft.positions, draft.tokens, draft.q)
-    [p_LV] = await target.conditionals(seq, draft.tokens)  # p(. | x_<i)
+    verdict: Verdict  # by p(. | x_<i)
     if draft.q is None:
-        verdict = await seq.draw(matching, draft.tokens, p_LV)
+        verdict = await target.judged(seq, draft.tokens, matching)
         seq.draws += verdict.accepted  # as often as plain decoding would have drawn
     else:
-        verdict = await seq.draw(rejection, draft.tokens, draft.q, p_LV)
+        verdict = await target.judged(seq, draft.tokens, rejection, draft.q)
     n = verdict.accepted
     seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
     if not seq.done:

@@ -287,9 +287,9 @@ class Warps:
     def of(self, samplings: list[Sampling], vocab: int) -> tuple[Warp, np.ndarray]:
         """The steps, and their numbers [4, B]: nobody's to write to."""
         if self._found is None or samplings != self._samplings or vocab != self._vocab:
-            self._samplings = samplings
             self._vocab = vocab
             self._found = Warp.of(samplings, vocab), np.array(warp_columns(samplings), np.float64)
+        self._samplings = samplings  # equal ones too: the very same are compared at once
         return self._found
 
 

@@ -122,7 +122,8 @@ class PackedOutcome:
         self.type = type(outcome)
         tensors = outcome.columns()
         self.columns = [_column(name, tensor) for name, tensor in tensors.items()]
-        self._all_single = all(column.width is None for column in self.columns)
+        # as of a token or a verdict
+        self._all_whole = all(one.width is None and one.kind is int for one in self.columns)
         fractions = any(tensor.is_floating_point() for tensor in tensors.values())
         dtype = torch.float64 if fractions else torch.long
         parts = [tensor.to(dtype).view(len(tensor), -1) for tensor in tensors.values()]
@@ -133,8 +134,8 @@ class PackedOutcome:
         if min(row) < 0:
             return None
         make: Callable[..., Outcome] = self.type
-        if self._all_single:  # as of a token or a verdict
-            return make(**{one.name: one.kind(number) for one, number in zip(self.columns, row)})
+        if self._all_whole:
+            return make(*row)
         values: dict[str, object] = {}
         start = 0
         for column in self.columns:

@@ -109,23 +109,26 @@ class PendingLaws:
         return self.tensor.shape[0] if self.single else self.count
 
     def __getitem__(self, index: Any) -> PendingLaws | Tensor:
-        if self.single or not isinstance(index, int | slice | list):
+        if self.single:
             return self.tensor[index]
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self.count)
-            return self.tensor[index] if step != 1 else PendingLaws(self._cut(start, stop))
         if isinstance(index, int):
             row = range(self.count)[index]
             return PendingLaws(self._cut(row, row + 1), single=True)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.count)
+            return self.tensor[index] if step != 1 else PendingLaws(self._cut(start, stop))
+        if not isinstance(index, list):
+            return self.tensor[index]
         rows = [range(self.count)[i] for i in index]
         return PendingLaws(
             [part for row in rows for part in self._cut(row, row + 1)] or self._cut(0, 0)
         )
 
-    def _cut(self, start: int, stop: int) -> list[LawRows]:
+    def _cut(self, start: int, stop: int) -> Sequence[LawRows]:
         """The parts that hold some rows; of none, an empty part."""
         if len(self.parts) == 1 and start < stop:
-            return [self.parts[0].cut(start, stop)]
+            whole = stop - start == self.count
+            return self.parts if whole else [self.parts[0].cut(start, stop)]
         found = []
         at = 0
         for part in self.parts:

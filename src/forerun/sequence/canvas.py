@@ -78,6 +78,9 @@ class Canvas:
         self.tokens = np.array(tokens, dtype=np.int32)
         self.blanks = np.flatnonzero(self.tokens == BLANK)  # positions to fill, from left to right
         self.given = np.flatnonzero(self.tokens != BLANK)
+        # the same memory as plain numbers: NumPy takes long to read or write one at a time
+        self._token_at = self.tokens.data
+        self._blank_at = self.blanks.data
         self.final_end = len(self.tokens)  # tokens from here on may still be edited
         self.known = self._first_blank_from(0)  # everything before this position is final
         self._filled = 0  # blanks that are final, from the left
@@ -179,7 +182,7 @@ class Canvas:
         the tokens were drawn from, where that is not the first one.
         """
         written = 0
-        canvas = self.tokens
+        canvas = self._token_at
         history = self.history
         for position, token in zip(positions, tokens, strict=True):
             if self.finish_reason is not None:
@@ -261,7 +264,7 @@ class Canvas:
         length = len(self.tokens)
         end = min(length, self.final_end)
         while self.known < end and self.finish_reason is None:
-            token = int(self.tokens[self.known])
+            token = self._token_at[self.known]
             if token == BLANK:
                 break
             reason = self._publish_next_blank(token)
@@ -276,7 +279,7 @@ class Canvas:
 
     def _publish_next_blank(self, token: int) -> str | None:
         """If the next final position was a blank, count it. Why the text ends there, if it does."""
-        is_blank = self._filled < len(self.blanks) and self.blanks[self._filled] == self.known
+        is_blank = self._filled < len(self._blank_at) and self._blank_at[self._filled] == self.known
         if not is_blank:  # a given token
             return None
         if self.logprobs.wanted:

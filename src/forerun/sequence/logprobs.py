@@ -40,13 +40,10 @@ class LogprobRecord:
 
     def __init__(self, top: int | None):
         self.top = top
+        self.wanted = top is not None
         self.entries: list[TokenLogprob] = []  # of published tokens, from left to right
         self._answered: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._decided: dict[int, TokenLogprob] = {}
-
-    @property
-    def wanted(self) -> bool:
-        return self.top is not None
 
     def answered(
         self, branch: int, positions: Sequence[int], logits_NV: Tensor, law_NV: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from forerun.probability.logits import ChainRows
-from forerun.sequence.canvas import Canvas
+from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.choosing import Chooser
 from forerun.sequence.rows import Plan
 
@@ -117,6 +117,8 @@ class Question:
     drafting: bool
     with_model_law: bool  # answer with BlankLaws instead of laws
     features: Sequence[int] = ()  # layers whose hidden states are answered too, behind the laws
+    # What is drawn from its only answer. With it, the outcome of the draw is the answer.
+    then: Callable[[Any], Draw[Any]] | None = None
 
     def __await__(self) -> Generator[Question, Any, Any]:
         return (yield self)
@@ -149,14 +151,17 @@ def question(
     with_model_law: bool,
 ) -> Question:
     """A question about a sequence, from the branches that its plan reads."""
-    positions = [_positions_of(branch, seq) for branch in branches]
+    history = seq.history
+    positions = []
     chains = []
-    for branch, where in zip(branches, positions):
+    for branch in branches:
+        where = _positions_of(branch, seq)
+        positions.append(where)
         ordinals = None
         if branch.positions is not None and len(where):
             ordinals = np.searchsorted(seq.blanks, where).tolist()
-        own = (seq.history, branch.chain, branch.prefixes, ordinals)
-        if seq.history.constraint is None:
+        own = (history, branch.chain, branch.prefixes, ordinals)
+        if history.constraint is None:
             chains.append(ChainRows(*own))
         else:
             ahead = where if len(where) else _blanks_ahead(branch, seq)

@@ -7,8 +7,8 @@ A row is a token at a position, living in the cache slot of its own index; it at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -30,19 +30,71 @@ class Plan:
     # Leading rows that are plain left-to-right text: comparing their tokens is enough.
     causal: int = 0
     first_read: int = -1  # the first row that is read; found here if nobody says
+    length: int = field(init=False)  # how many rows there are
 
     def __post_init__(self) -> None:
+        self.length = self.rows.shape[1]
         if self.first_read < 0:
             self.first_read = min((int(read.min()) for read in self.reads if len(read)), default=0)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        return self.rows[TOKEN]
+
+    @property
+    def read_count(self) -> int:
+        """How many rows are read, of all branches together."""
+        return sum(map(len, self.reads))
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        """The five integers of some rows."""
+        return self.rows[:, start:end]
 
     @property
     def is_plain_text(self) -> bool:
         """Is it left-to-right text, of which the last row is read?"""
-        length = self.rows.shape[1]
-        if not self.causal == self.stored == length:
+        if not self.causal == self.stored == self.length:
             return False
         reads = self.reads
-        return len(reads) == 1 and len(reads[0]) == 1 and int(reads[0][0]) == length - 1
+        return len(reads) == 1 and len(reads[0]) == 1 and int(reads[0][0]) == self.length - 1
+
+
+class PlainText(Plan):
+    """Left-to-right text that is read from one row to its end. All else follows from its tokens,
+    and is made for who asks: nearly all look at the last rows only."""
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, first_read: int) -> PlainText:
+        """A plan of these tokens, which stay as they are."""
+        self = cls.__new__(cls)
+        length = len(tokens)
+        self.tokens = tokens
+        self.first_read = first_read
+        self.length = length
+        self.stored = length
+        self.causal = length
+        return self
+
+    @cached_property
+    def rows(self) -> np.ndarray:  # type: ignore[override]
+        return causal_rows(self.tokens)
+
+    @cached_property
+    def reads(self) -> Sequence[np.ndarray]:  # type: ignore[override]
+        return [np.arange(self.first_read, self.length)]
+
+    @property
+    def read_count(self) -> int:
+        return self.length - self.first_read
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        rows = causal_template(end, start).copy()
+        rows[TOKEN] = self.tokens[start:end]
+        return rows
+
+    @property
+    def is_plain_text(self) -> bool:
+        return self.read_count == 1
 
 
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
@@ -56,9 +108,9 @@ def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
     return rows
 
 
-def causal_template(length: int) -> np.ndarray:
+def causal_template(end: int, start: int = 0) -> np.ndarray:
     """Such rows but for their tokens: the same for every text, and nobody's to write to."""
-    return _causal(1 << length.bit_length())[:, :length]
+    return _causal(1 << end.bit_length())[:, start:end]
 
 
 @lru_cache
@@ -67,16 +119,28 @@ def _causal(length: int) -> np.ndarray:
     return np.stack([0 * index, index, index + 1, 0 * index, 0 * index])
 
 
-def next_token_plan(plan: Plan) -> Plan | None:
+def text_and_chain(text: np.ndarray, chain: Sequence[int]) -> np.ndarray:
+    """The tokens of a text, and of a chain after it."""
+    if not len(chain):
+        return text
+    length = len(text)
+    tokens = np.empty(length + len(chain), np.int32)
+    tokens[:length] = text
+    tokens[length:] = chain
+    return tokens
+
+
+def next_token_plan(plan: Plan) -> PlainText | None:
     """The same question after one more token, which is still unknown (0 stands for it).
 
     Only plain text of which the last row is read has such a plan.
     """
     if not plan.is_plain_text:
         return None
-    length = plan.rows.shape[1]
-    rows = causal_rows(plan.rows[TOKEN], [0])
-    return Plan(rows, [np.array([length])], length + 1, causal=length + 1, first_read=length)
+    tokens = np.empty(plan.length + 1, np.int32)
+    tokens[:-1] = plan.tokens
+    tokens[-1] = 0
+    return PlainText.of(tokens, plan.length)
 
 
 def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, which takes thrice as long to make: there are many
 class Event:
     """One commit: what was decided, why, and at which forward of the target."""
 
