@@ -147,7 +147,7 @@ class ScriptedApplied(Applied):
 
     def column(self, name: str) -> Tensor:
         column = super().column(name)
-        return torch.zeros(column.shape, dtype=column.dtype)
+        return torch.zeros(column.shape, dtype=column.dtype) if column.is_meta else column
 
 
 class NoProgram(RuleProgram):
