@@ -29,7 +29,6 @@ PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 IDLE = 16  # steps without a draft, after which a sequence looks seldom
 SELDOM = 4  # steps between two looks then
-LONGEST_TEXT = 64  # tokens that are written without a choice
 
 
 @dataclass
@@ -77,14 +76,14 @@ class BatchChooser:
 
     @property
     def text_length(self) -> int:
-        """Tokens that may be written without a choice in between: twice as many with every choice
-        that nobody drafts. In a full batch it is enough that nobody wants to; and where a launch
-        has one length, shorter texts would only be steps one by one."""
+        """Tokens that are written without a choice in between, as many as a launch has at most:
+        twice as many with every choice that nobody drafts. In a full batch it is enough that nobody
+        wants to; and where a launch has one length, shorter texts would be no faster."""
         company = self._company
         settled = company.sequences >= MANY and not company.drafting
         if settled or not self.costs.writes_any_length:
-            return LONGEST_TEXT
-        return min(1 << self._plain, LONGEST_TEXT)
+            return self.costs.at_once
+        return min(1 << self._plain, self.costs.at_once)
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""

@@ -127,7 +127,7 @@ class StepCosts:
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
         self._ratio = Observed()  # of plain steps to the curve
         self._each_seen = Observed()
-        self.each = EACH_SECONDS[device_type]  # what the host does for a sequence that drafts
+        self.each = EACH_SECONDS[self._kind]  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
         self._between: dict[int, float] = {}  # points of the curve, as far as anybody asked
         self._between_of: Curve | None = None
@@ -136,6 +136,11 @@ class StepCosts:
         self._steps: dict[tuple[int, int], Sequence[float]] = {}
         self._judged = np.zeros(0)  # by rows
         self._worth: dict[int, bool] = {}
+
+    @property
+    def _kind(self) -> str:
+        """Does the device work on its own, or is its time the host's?"""
+        return "cuda" if self.device_type == "cuda" else "cpu"
 
     @property
     def known(self) -> bool:
@@ -202,7 +207,7 @@ class StepCosts:
     @property
     def each_more(self) -> float:
         """What a step costs more if one sequence more drafts in it, but for its rows."""
-        return self.each * (1 - BESIDE[self.device_type])
+        return self.each * (1 - BESIDE[self._kind])
 
     def tokens_per_second(self, rows: int, tokens: float, draft_seconds: float = 0.0) -> float:
         """What all sequences get of a step in which one has so many rows and gets so many tokens,
@@ -259,7 +264,7 @@ class StepCosts:
         """What the host has to do where so many sequences draft, counted in them."""
         if not drafting:
             return 0.0
-        return drafting + BESIDE[self.device_type] * max(0, self.crowd.sequences - drafting)
+        return drafting + BESIDE[self._kind] * max(0, self.crowd.sequences - drafting)
 
     def _predict(self, rows: int, drafting: int) -> float:
         """Seconds of a step of so many rows in which so many sequences draft."""
@@ -294,7 +299,7 @@ class StepCosts:
         seconds = (self._ratio.typical(self.seen) or 1.0) * self.forward(rows)
         if not judged:
             return seconds
-        return JUDGED_SHARE * seconds + JUDGED_SECONDS[self.device_type]
+        return JUDGED_SHARE * seconds + JUDGED_SECONDS[self._kind]
 
     def observe(self, rows: int, drafting: int, draft_forwards: int, seconds: float) -> None:
         """A step with a forward of so many rows, in which so many sequences drafted, took so
@@ -308,7 +313,7 @@ class StepCosts:
         else:
             self._observe_step(rows, drafting, seconds)
         if self.seen % REFRESH == 0 or self.seen < EARLY:
-            prior = EACH_SECONDS[self.device_type]
+            prior = EACH_SECONDS[self._kind]
             self.each = self._each_seen.per_draft(self.seen, prior)
             self._forget_predictions()
 
@@ -327,7 +332,7 @@ class StepCosts:
         """A forward holds so much. With more sequences or fewer, steps cost something else."""
         changed = crowd.sequences != self.crowd.sequences
         self.crowd = crowd
-        if changed and BESIDE[self.device_type]:
+        if changed and BESIDE[self._kind]:
             self._forget_predictions()
 
     def observe_prompts(self, rows: int) -> None:

@@ -44,8 +44,18 @@ async def auto(
                 accepted = await source.judge(draft)
                 source.learn(len(draft), accepted)
                 continue
-            for token in await target.write(seq, chooser.text_length):
-                if not seq.done:
-                    seq.fill(seq.next(1), [token], "sampled")
+            await write_plain(seq, target, chooser.text_length)
     finally:
         chooser.leave()
+
+
+async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
+    """Write so many tokens in one launch. Where a launch has one length and others draft beside it,
+    they are as many steps without a choice, which would take longer than the step."""
+    end = seq.known + most
+    while seq.goes_on():
+        for token in await target.write(seq, most):
+            if not seq.done:
+                seq.fill(seq.next(1), [token], "sampled")
+        if seq.known >= end or target.host.writes_any_length:
+            return

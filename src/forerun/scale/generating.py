@@ -14,6 +14,7 @@ from forerun.api import Model
 from forerun.errors import BadOption
 from forerun.evaluate.evaluation import forget
 from forerun.options import check_whole
+from forerun.requests.jobs import Job
 from forerun.requests.result import Result
 from forerun.scale.journal import Journal, file_digest
 from forerun.scale.loading import LoadPlan
@@ -23,6 +24,17 @@ Progress = Callable[[Answered, int, int], None]  # the newest answer, parts answ
 
 # What a result says of time: no two runs agree on it.
 TIMES = ("seconds", "queued_seconds", "tokens_per_second", "first_token_seconds")
+# and of its steps, where how many tokens are drafted hangs on what forwards took
+STEPS = (
+    "forwards",
+    "draft_forwards",
+    "tokens_per_forward",
+    "acceptance_length",
+    "acceptance_rate",
+    "alpha",
+    "acceptance_histogram",
+    "choices",
+)
 GIVEN = ("prompt", "messages")
 
 
@@ -62,14 +74,16 @@ class Generator:
             **plan.options,
         )
         jobs.run()
-        return [[without_times(one) for one in asked.results()] for asked in jobs.requests]
+        by_costs = any(isinstance(job, Job) and job.ticket.asks_costs for job in jobs.jobs)
+        left_out = (*TIMES, *STEPS) if by_costs else TIMES
+        return [[told(one, left_out) for one in asked.results()] for asked in jobs.requests]
 
 
-def without_times(result: Result) -> dict[str, Any]:
+def told(result: Result, left_out: Sequence[str]) -> dict[str, Any]:
     """A result as plain data that is the same in every run."""
-    told = result.as_dict()
-    told["stats"] = {name: value for name, value in told["stats"].items() if name not in TIMES}
-    return told
+    data = result.as_dict()
+    data["stats"] = {name: value for name, value in data["stats"].items() if name not in left_out}
+    return data
 
 
 def kind_of(entry: Mapping[str, Any]) -> str:
