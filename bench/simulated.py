@@ -50,8 +50,8 @@ class Machine:
     """What forwards cost, in seconds by rows, and what a step costs more in which somebody drafts:
     once, and for each sequence that does. `auto` is told only what it would have measured.
 
-    Where a model writes several tokens of plain text `at_once`, every step in between costs that
-    much, and something for each sequence that is in it."""
+    Where a model writes several tokens of plain text `at_once`, a step with a draft costs something
+    for each sequence that is in it, and one without is begun ahead."""
 
     name: str
     curve: dict[int, float]
@@ -62,9 +62,8 @@ class Machine:
     beside: float = 0.0
 
     def seconds(self, rows: int, drafting: int = 0, sequences: int = 0) -> float:
-        judged = self.judged if drafting or self.at_once > 1 else 0.0
-        taken = interpolated(self.curve, rows) + judged + self.host * drafting
-        return taken + self.beside * sequences
+        host = self.judged + self.host * drafting + self.beside * sequences if drafting else 0.0
+        return interpolated(self.curve, rows) + host
 
     @property
     def measured(self) -> dict[int, float]:
@@ -217,11 +216,9 @@ class TextAtOnce(Continuations):
     ) -> list[Written]:
         machine = self._backbone.machine
         self.wrote = max(min(one.tokens, one.seq.remaining) for one in asked)
-        # The first forward has been paid for as a step.
-        forward = interpolated(machine.curve, len(asked))
-        single = machine.seconds(len(asked), 0, len(asked))
+        forward = interpolated(machine.curve, len(asked))  # the first has been paid for
         host = 1e-5 * len(asked) * self.wrote
-        self._backbone.now.seconds += machine.judged + forward * self.wrote - single + host
+        self._backbone.now.seconds += forward * (self.wrote - 1) + host
         written = []
         for one, lane in zip(asked, lanes):
             end = one.plan.stored

@@ -78,12 +78,14 @@ class BatchChooser:
     def text_length(self) -> int:
         """Tokens that are written without a choice in between, as many as a launch has at most:
         twice as many with every choice that nobody drafts. In a full batch it is enough that nobody
-        wants to; and where a launch has one length, shorter texts would be no faster."""
+        wants to; and where a launch has one length, a batch writes it whole, or all would wait for
+        the one that does not."""
         company = self._company
         settled = company.sequences >= MANY and not company.drafting
-        if settled or not self.costs.writes_any_length:
+        any_length = self.costs.writes_any_length
+        if settled or (company.sequences > 1 and not any_length):
             return self.costs.at_once
-        return min(1 << self._plain, self.costs.at_once)
+        return min((1 if any_length else 2) << self._plain, self.costs.at_once)
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
