@@ -57,5 +57,11 @@ async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
         for token in await target.write(seq, most):
             if not seq.done:
                 seq.fill(seq.next(1), [token], "sampled")
-        if seq.known >= end or target.host.writes_any_length:
+        if seq.known >= end or not has_one_length(seq, target):
             return
+
+
+def has_one_length(seq: Canvas, target: ChainScorer) -> bool:
+    """Is plain text written in launches, and do they have one length?"""
+    token_by_token = seq.history.edits_logits or seq.logprobs.wanted
+    return not token_by_token and not target.host.writes_any_length
