@@ -34,13 +34,15 @@ class DraftLength:
     """
 
     k: int | None
+    option: ClassVar[str] = "k"  # its name
     usual: ClassVar[int]
     most: ClassVar[int] = 16  # that are considered
     certain: ClassVar[bool] = False  # are drafts certain of themselves?
 
     @property
     def given(self) -> int | None:
-        return self.k
+        length: int | None = getattr(self, self.option)
+        return length
 
     @property
     def lengths(self) -> list[int]:

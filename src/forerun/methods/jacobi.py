@@ -40,12 +40,9 @@ class JacobiOptions(DraftLength):
         metadata={"help": "keep the window full; else a block is finished before the next begins"},
     )
 
+    option = "block"
     usual = 16
     certain = True
-
-    @property
-    def given(self) -> int | None:
-        return self.block
 
     def __post_init__(self) -> None:
         if self.block is not None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from forerun import __version__
 from forerun.api import Model
+from forerun.drafters.adaptive import DraftLength
 from forerun.errors import BadOption
 from forerun.evaluate.evaluation import forget
 from forerun.options import check_whole
+from forerun.registry import method_named
 from forerun.requests.jobs import Job
 from forerun.requests.result import Result
 from forerun.scale.journal import Journal, file_digest
@@ -71,12 +73,21 @@ class Generator:
             **asked,
             method=plan.method,
             draft=plan.draft,
-            **plan.options,
+            **with_usual_length(plan.method, plan.options),
         )
         jobs.run()
         by_costs = any(isinstance(job, Job) and job.ticket.asks_costs for job in jobs.jobs)
         left_out = (*TIMES, *STEPS) if by_costs else TIMES
         return [[told(one, left_out) for one in asked.results()] for asked in jobs.requests]
+
+
+def with_usual_length(name: str | None, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options with the length that drafts usually have, if none is given. One that follows from
+    what forwards took would differ from worker to worker, and with it the last bits of a law."""
+    kind = method_named(name).options if name is not None else None
+    if kind is None or not issubclass(kind, DraftLength):
+        return options
+    return {kind.option: kind.usual, **options}
 
 
 def told(result: Result, left_out: Sequence[str]) -> dict[str, Any]:
