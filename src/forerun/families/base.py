@@ -209,6 +209,12 @@ class ChainScorer(ModelHandle):
         answer = await asked
         return answer.tokens if isinstance(answer, Written) else [answer.token]
 
+    def writes_several(self, seq: Canvas) -> bool:
+        """Does `write` give so many tokens at a time and no other number, but one beside others who
+        ask for less? Then to choose before each of those would take longer than they do."""
+        token_by_token = seq.history.edits_logits or seq.logprobs.wanted
+        return not token_by_token and not self.host.writes_any_length
+
     def _several(self, seq: Canvas, most: int | None) -> Continuation | None:
         k = self.host.at_once
         if most is not None and most < k:

@@ -50,18 +50,11 @@ async def auto(
 
 
 async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
-    """Write so many tokens in one launch. Where a launch has one length and others draft beside it,
-    they are as many steps without a choice, which would take longer than the step."""
+    """Write so many tokens without a choice, where several come at a time; else one."""
     end = seq.known + most
     while seq.goes_on():
         for token in await target.write(seq, most):
             if not seq.done:
                 seq.fill(seq.next(1), [token], "sampled")
-        if seq.known >= end or not has_one_length(seq, target):
+        if seq.known >= end or not target.writes_several(seq):
             return
-
-
-def has_one_length(seq: Canvas, target: ChainScorer) -> bool:
-    """Is plain text written in launches, and do they have one length?"""
-    token_by_token = seq.history.edits_logits or seq.logprobs.wanted
-    return not token_by_token and not target.host.writes_any_length
