@@ -15,7 +15,6 @@ import itertools
 import json
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
@@ -34,11 +33,6 @@ from forerun.backbones.kernels.packed import PLAIN
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.graphs import attention_programs
 from forerun.engine.pack import AT_ONCE, SLOTS, Batch, Tiles, make_tiles
-from forerun.options import Sampling
-from forerun.probability.acceptance import jacobi_step, sample_token
-from forerun.probability.logits import ChainRows, TokenHistory, laws_from_logits
-from forerun.probability.noise import Noise
-from forerun.probability.outcomes import PackedOutcome
 from forerun.profile.forward import bandwidth
 from forerun.profile.shapes import SHAPES
 from forerun.sequence.rows import Plan, causal_rows
@@ -369,50 +363,6 @@ def others(shape: DecoderSizes) -> None:
         )
 
 
-def wall_microseconds(run: Callable[[], object], turns: int = 30) -> float:
-    """Of one call, launches and waiting included; the median."""
-    seconds = []
-    for _ in range(turns):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(seconds[5:])
-
-
-def rules(shape: DecoderSizes) -> None:
-    """What happens to logits outside the forward, launches and waiting included: laws, a draw, a
-    verdict on a chain of guesses."""
-    print("\nrules, us, by rows that are read")
-    for rows in (1, 17, 65):
-        cells = []
-        for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
-            times = time_rules(shape, rows, Sampling(temperature=temperature))
-            cells += [f"{name} {what} {taken:.0f}" for what, taken in times.items()]
-        print(f"{rows:3} rows  {'  '.join(cells)}", flush=True)
-
-
-def time_rules(shape: DecoderSizes, rows: int, sampling: Sampling) -> dict[str, float]:
-    history = TokenHistory(sampling, np.zeros(0, np.int64), shape.vocab, frozenset())
-    chains = [ChainRows(history, [0] * rows, range(rows))]
-    logits = half(rows, shape.vocab)
-    p = laws_from_logits(logits, chains)
-    x = torch.zeros(1, rows - 1, dtype=torch.long, device=CUDA)
-
-    def draw() -> list[list[float]]:
-        return PackedOutcome(sample_token(p[:1], Noise([(1, 0)]))).tensor.tolist()
-
-    def iteration() -> list[list[float]]:
-        return PackedOutcome(jacobi_step(x, p[None], Noise([(1, 0)]))).tensor.tolist()
-
-    return {
-        "laws": wall_microseconds(lambda: laws_from_logits(logits, chains)),
-        "draw": wall_microseconds(draw),
-        "iteration": wall_microseconds(iteration),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -439,7 +389,6 @@ def main() -> None:
             return
         products(shape, speed)
         others(shape)
-        rules(shape)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from forerun.engine.pack import stack
-from forerun.engine.rules import Decided, RuleBatch, Rules
+from forerun.engine.rules import Decided, RuleBatch, Rules, check_same
 from forerun.options import Sampling
 from forerun.probability import certain
-from forerun.probability.acceptance import matching, rejection, sample_token
+from forerun.probability.acceptance import matching, rejection, sample_each, sample_token
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import JacobiStep, Outcome, PackedOutcome, Verdict
 from forerun.probability.pending import PendingLaws
@@ -56,6 +56,8 @@ def draws_of(rule, count: int, chance: random.Random) -> list[Draw]:
         x = [token if chance.random() < 0.7 else chance.randrange(VOCAB) for token in likely]
         if rule is sample_token:
             arguments = [p[0]]
+        elif rule is sample_each:
+            arguments = [list(range(k + 1)), p]
         elif rule is rejection:
             q_KV = some_logits(k, chance)
             for row, token in enumerate(x):
@@ -87,6 +89,24 @@ def test_a_batch_decides_what_each_would_alone(rule):
     draws = [draw for draw in draws if draw.arguments[-2:][0] is not None]
     together = Rules().apply(draws).outcomes()
     assert together == [Rules().apply([draw]).outcomes()[0] for draw in draws]
+
+
+@pytest.mark.parametrize("rule", certain.CERTAIN_TOGETHER, ids=lambda rule: rule.__name__)
+def test_a_program_decides_what_the_plain_code_decides(rule):
+    """As on a GPU, from the likeliest tokens of all sequences at once."""
+    chance = random.Random(4)
+    rules = Rules(graphs=True)
+    ran = set()
+    for _ in range(40):
+        draws = draws_of(rule, chance.randrange(1, 9), chance)
+        has_drafts = [draw.arguments[-2:][0] is not None for draw in draws]
+        draws = [draw for draw, has in zip(draws, has_drafts) if has == has_drafts[0]]
+        expected = [plain(draw) for draw in draws]
+        for _ in range(3):  # by plain code, as it is captured, and by the program
+            found = rules.apply(draws).outcomes()
+        check_same(expected, found)
+        ran |= {size for size in rules.programs if size.is_certain}
+    assert ran and not rules._not_capturable
 
 
 def test_chance_is_left_to_the_plain_code():

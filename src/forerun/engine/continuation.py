@@ -39,7 +39,7 @@ from forerun.engine.pack import Batch, MovingRows, Tiles, round_up
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
-from forerun.probability.logits import Warp, Warps, warp_columns
+from forerun.probability.logits import Warp, Warps, likeliest, warp_columns
 from forerun.probability.noise import FixedNoise, uniforms_ahead
 from forerun.probability.pending import PendingLaws
 from forerun.probability.transfer import HostCopy
@@ -277,9 +277,7 @@ class Writing:
         if self.warp.warm:
             law_BV = tempered(self.warp.laws(logits_BV, self.columns_4B), self.temperature)
             return sample_token(law_BV, self.noise).columns()["token"]
-        # what a draw from laws that are certain gives
-        best_B, token_B = logits_BV.max(-1)
-        return torch.where(best_B > -torch.inf, token_B, -1)
+        return likeliest(logits_BV)
 
 
 class WrittenBatch:

@@ -28,15 +28,14 @@ from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
 from forerun.probability.acceptance import Sampler
-from forerun.probability.certain import CERTAIN, choices
-from forerun.probability.logits import Warp, Warps, unpacked
+from forerun.probability.certain import CERTAIN, CERTAIN_TOGETHER, choices
+from forerun.probability.logits import Warp, Warps, likeliest, model_laws
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
     LawRows,
     PendingLaws,
     made,
-    model_laws,
     write_masks,
 )
 from forerun.probability.transfer import HostCopy, to_device
@@ -334,6 +333,16 @@ class ProgramSize(NamedTuple):
         warp, batch.warp_4B = warps.of(samplings, vocab)
         return cls(batch.rule, size, tuple(arguments), vocab, dtypes, masked, warp)
 
+    @property
+    def is_certain(self) -> bool:
+        """Is every law certain of one token, and the rule one that needs to know no more?"""
+        kinds = {argument.kind for argument in self.arguments}
+        return (
+            not self.warp.warm
+            and self.rule in CERTAIN_TOGETHER
+            and kinds <= {"laws", "tokens", "none"}
+        )
+
 
 def is_pending(column: Sequence[object]) -> bool:
     """Are these laws that are not made yet, and none of them empty?"""
@@ -530,36 +539,58 @@ class RuleProgram:
                 arguments.append(next(tensors))
             elif argument.kind == "none":
                 arguments.append(None)
+            elif self.size.is_certain:
+                arguments.append(self._choices(argument))
             else:
                 arguments.append(self._laws(argument))
-        noise = FixedNoise(self._noise_BC, self._ahead_BL)
-        outcome = self.size.rule(*arguments, noise)
-        self._used = noise.calls
-        self._ahead = noise.looks_ahead
+        outcome = self._decide(arguments)
         check_outcome(outcome, self.size.batch)
         self._packed = PackedOutcome(outcome)
         return self._packed.tensor
 
+    def _decide(self, arguments: Sequence[Tensor | None]) -> Outcome:
+        noise = FixedNoise(self._noise_BC, self._ahead_BL)
+        if self.size.is_certain:
+            outcome = CERTAIN_TOGETHER[self.size.rule](*arguments)
+        else:
+            outcome = self.size.rule(*arguments, noise)
+        self._used = noise.calls
+        self._ahead = noise.looks_ahead
+        return outcome
+
+    def _choices(self, argument: ArgumentSize) -> Tensor:
+        """What the laws of an argument are certain of; -1 for rows that only pad."""
+        choice_BL = likeliest(*self._rows_of(argument)).view(self.size.batch, -1)
+        if not argument.shape:
+            return choice_BL[:, 0]
+        return torch.where(self._inside_BL(argument), choice_BL, -1)
+
     def _laws(self, argument: ArgumentSize) -> Tensor:
         """The laws of an argument, with zeros for rows that only pad."""
-        logits_BLV = self._logits[argument.logits]
-        batch, rows, _ = logits_BLV.shape
-        logits_RV = logits_BLV.flatten(0, 1)
-        if self.size.masked[argument.logits]:
-            bits = self._masks[argument.logits][: batch * rows * words(self.size.vocab)]
-            allowed_RV = unpacked(bits.view(batch * rows, -1), self.size.vocab)
-            logits_RV = logits_RV.masked_fill(~allowed_RV, -math.inf)
+        batch, rows, _ = self._logits[argument.logits].shape
+        logits_RV, masks_RW = self._rows_of(argument)
         if argument.kind == "model laws":
-            law_RV = model_laws(logits_RV)
+            law_RV = model_laws(logits_RV, masks_RW)
         else:
             columns_4R = self._warp_4B[..., None].expand(4, batch, rows).flatten(1)
-            law_RV = self.size.warp.laws(logits_RV, columns_4R)
+            law_RV = self.size.warp.laws(logits_RV, columns_4R, masks_RW)
         law_BLV = law_RV.unflatten(0, (batch, rows))
         if not argument.shape:
             return law_BLV[:, 0]
-        row_L = torch.arange(rows, device=law_BLV.device)
-        inside_BL = row_L < self._counts_SB[argument.logits][:, None]
-        return torch.where(inside_BL[..., None], law_BLV, 0)
+        return torch.where(self._inside_BL(argument)[..., None], law_BLV, 0)
+
+    def _rows_of(self, argument: ArgumentSize) -> tuple[Tensor, Tensor | None]:
+        """The logits that an argument's laws are of, and their bitmasks."""
+        logits_RV = self._logits_RV[argument.logits]
+        if not self.size.masked[argument.logits]:
+            return logits_RV, None
+        bits = self._masks[argument.logits][: len(logits_RV) * words(self.size.vocab)]
+        return logits_RV, bits.view(len(logits_RV), -1)
+
+    def _inside_BL(self, argument: ArgumentSize) -> Tensor:
+        """Which rows of an argument are its own?"""
+        row_L = torch.arange(self._logits[argument.logits].shape[1], device=self._device.device)
+        return row_L < self._counts_SB[argument.logits][:, None]
 
 
 def padded_parts(laws: PendingLaws, rows: int) -> Sequence[LawRows]:

@@ -74,7 +74,11 @@ def matching(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> Verdict:
     text is the one that plain decoding draws with the same noise. So it is the same text whatever
     is drafted, and however much of it.
     """
-    drawn_BL = sample.ahead(x_BK, p_BLV)
+    return keep_foreseen(x_BK, sample.ahead(x_BK, p_BLV))
+
+
+def keep_foreseen(x_BK: Tensor, drawn_BL: Tensor) -> Verdict:
+    """A verdict on drafted tokens, given those that are drawn."""
     foreseen_BK = (x_BK >= 0) & (drawn_BL[:, : x_BK.shape[1]] == x_BK)
     n_B = foreseen_BK.cumprod(1).sum(1)
     return Verdict.of_batch(accepted=n_B, token=drawn_BL.gather(1, n_B[:, None]).squeeze(1))
@@ -82,9 +86,12 @@ def matching(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> Verdict:
 
 def jacobi_step(x_BK: Tensor, p_BLV: Tensor, sample: Sampler) -> JacobiStep:
     """A verdict on a guess, and the likeliest token at every place: the next guess."""
-    verdict = matching(x_BK, p_BLV, sample)
+    return step_on(x_BK, matching(x_BK, p_BLV, sample), p_BLV.argmax(-1))
+
+
+def step_on(x_BK: Tensor, verdict: Verdict, likeliest_BL: Tensor) -> JacobiStep:
+    """From a guess and the verdict on it to the next guess."""
     columns = verdict.columns()
-    likeliest_BL = p_BLV.argmax(-1)
     repeated_BK = shifted_guess(x_BK, columns["accepted"], columns["token"], likeliest_BL)
     return JacobiStep.of_batch(**columns, likeliest=likeliest_BL, repeated=repeated_BK)
 

@@ -1,9 +1,10 @@
 """Rules at temperature 0, where every law is certain of one token: what their plain code decides
 (`acceptance.py`), from those tokens alone.
 
-On a CPU making laws of a whole vocabulary and drawing from them takes longer than a small model's
-forward. A choice is the token that a law is certain of; -1 where it has no mass. None as an outcome
-says that a law without mass was drawn from.
+Making laws of a whole vocabulary and drawing from them takes longer than a small model's forward.
+On a CPU rules decide sequence by sequence; in a program of a GPU (B sequences, K drafted tokens, L
+laws) for all at once. A choice is the token that a law is certain of; -1 where it has no mass. None
+as an outcome says that a law without mass was drawn from.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from forerun.probability.acceptance import jacobi_step, matching, rejection, sample_token
+from forerun.probability.acceptance import (
+    jacobi_step,
+    keep_foreseen,
+    matching,
+    rejection,
+    sample_each,
+    sample_token,
+    step_on,
+)
 from forerun.probability.logits import likeliest
-from forerun.probability.outcomes import JacobiStep, Outcome, Token, Verdict
+from forerun.probability.outcomes import JacobiStep, Outcome, Token, Tokens, Verdict
 
 Choices = Sequence[int]
 
@@ -67,4 +77,32 @@ CERTAIN: dict[Callable[..., Outcome], Callable[..., Outcome | None]] = {
     matching: certain_matching,
     rejection: certain_rejection,
     jacobi_step: certain_jacobi_step,
+}
+
+
+def certain_tokens(p_B: Tensor) -> Token:
+    return Token.of_batch(token=p_B)
+
+
+def certain_of_each(where_BK: Tensor, p_BK: Tensor) -> Tokens:
+    return Tokens.of_batch(tokens=torch.where(where_BK >= 0, p_BK, 0))
+
+
+def certain_rejections(x_BK: Tensor, q_BK: Tensor | None, p_BL: Tensor) -> Verdict:
+    own_BK = x_BK
+    if q_BK is not None:  # it may have rows that pad
+        own_BK = torch.where(x_BK == q_BK[:, : x_BK.shape[1]], x_BK, -1)
+    return keep_foreseen(own_BK, p_BL)
+
+
+def certain_jacobi_steps(x_BK: Tensor, p_BL: Tensor) -> JacobiStep:
+    return step_on(x_BK, keep_foreseen(x_BK, p_BL), p_BL.clamp(min=0))
+
+
+CERTAIN_TOGETHER: dict[Callable[..., Outcome], Callable[..., Outcome]] = {
+    sample_token: certain_tokens,
+    sample_each: certain_of_each,
+    matching: keep_foreseen,
+    rejection: certain_rejections,
+    jacobi_step: certain_jacobi_steps,
 }

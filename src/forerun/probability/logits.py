@@ -22,7 +22,8 @@ from forerun.constraints.canvas import OnCanvas
 from forerun.constraints.left_to_right import look_ahead, masks_found_together
 from forerun.constraints.sum_product import conditioned
 from forerun.options import Sampling
-from forerun.probability.transfer import array_to_device, to_device
+from forerun.probability.distributions import point_mass
+from forerun.probability.transfer import array_to_device, can_fuse, to_device
 
 
 class TokenHistory:
@@ -243,22 +244,40 @@ class Warp(NamedTuple):
             min_p=any(s.min_p for s in sampling),
         )
 
-    def laws(self, logits_RV: Tensor, columns_4R: Tensor) -> Tensor:
+    def laws(self, logits_RV: Tensor, columns_4R: Tensor, masks_RW: Tensor | None = None) -> Tensor:
+        """The laws of some rows, and of what bitmasks leave of them."""
         if not self.warm:
-            return greedy(logits_RV)
-        logits_RV = _at_least_single(logits_RV)
-        law_RV = self._warped(logits_RV, columns_4R[..., None])
+            return greedy(logits_RV, masks_RW)
+        law_RV = self._warped(logits_RV, columns_4R[..., None], masks_RW)
         if self.cold:
-            law_RV = torch.where(columns_4R[0, :, None] == 0, greedy(logits_RV), law_RV)
+            is_cold_R1 = columns_4R[0, :, None] == 0
+            law_RV = torch.where(is_cold_R1, greedy(logits_RV, masks_RW), law_RV)
         return law_RV
 
-    def _warped(self, logits_RV: Tensor, columns_4R1: Tensor) -> Tensor:
+    def _warped(self, logits_RV: Tensor, columns_4R1: Tensor, masks_RW: Tensor | None) -> Tensor:
         """Rows at temperature 0 come out as if at 1."""
         temperature_R1, top_k_R1, top_p_R1, min_p_R1 = columns_4R1
         # A temperature that this kind of number does not hold would come out as 0 or as infinity.
-        numbers = torch.finfo(logits_RV.dtype)
+        kind = torch.promote_types(logits_RV.dtype, torch.float32)
+        numbers = torch.finfo(kind)
         temperature_R1 = torch.where(temperature_R1 == 0, 1, temperature_R1)
-        temperature_R1 = temperature_R1.clamp(numbers.tiny, numbers.max).to(logits_RV.dtype)
+        temperature_R1 = temperature_R1.clamp(numbers.tiny, numbers.max).to(kind)
+        if can_fuse(logits_RV) and not self.top_k:
+            from forerun.probability import kernels
+
+            p_RV = kernels.laws(logits_RV, temperature_R1[:, 0], masks_RW)
+            if not (self.top_p or self.min_p):
+                return p_RV
+        else:
+            p_RV = self._softmax(masked_by(logits_RV.to(kind), masks_RW), temperature_R1, top_k_R1)
+        if self.top_p:
+            p_RV = nucleus(p_RV, top_p_R1.to(p_RV.dtype))
+        if self.min_p:
+            least_R1 = min_p_R1.to(p_RV.dtype) * p_RV.amax(-1, keepdim=True)
+            p_RV = p_RV.masked_fill(p_RV < least_R1, 0)
+        return p_RV / p_RV.sum(-1, keepdim=True)
+
+    def _softmax(self, logits_RV: Tensor, temperature_R1: Tensor, top_k_R1: Tensor) -> Tensor:
         # From the largest down, so that dividing by a tiny temperature cannot overflow.
         logits_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperature_R1
         if self.top_k:
@@ -267,13 +286,7 @@ class Warp(NamedTuple):
             kept_R1 = kept_R1.clamp(max=self.top_k)
             top_RK = logits_RV.topk(self.top_k, -1).values
             logits_RV = logits_RV.masked_fill(logits_RV < top_RK.gather(-1, kept_R1 - 1), -math.inf)
-        p_RV = logits_RV.softmax(-1)
-        if self.top_p:
-            p_RV = nucleus(p_RV, top_p_R1.to(p_RV.dtype))
-        if self.min_p:
-            least_R1 = min_p_R1.to(p_RV.dtype) * p_RV.amax(-1, keepdim=True)
-            p_RV = p_RV.masked_fill(p_RV < least_R1, 0)
-        return p_RV / p_RV.sum(-1, keepdim=True)
+        return logits_RV.softmax(-1)
 
 
 class Warps:
@@ -375,18 +388,38 @@ def unpacked(masks_RW: Tensor, vocab: int) -> Tensor:
     return flags_RWB.flatten(1)[:, :vocab]
 
 
-def greedy(logits_RV: Tensor) -> Tensor:
+def masked_by(logits_RV: Tensor, masks_RW: Tensor | None) -> Tensor:
+    """The logits of tokens that bitmasks on the same device have."""
+    if masks_RW is None:
+        return logits_RV
+    return logits_RV.masked_fill(~unpacked(masks_RW, logits_RV.shape[-1]), -math.inf)
+
+
+def greedy(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:
     """The law that is certain of the likeliest token; nothing where no token is possible, or logits
     are not numbers."""
-    best_R1, token_R1 = logits_RV.max(-1, keepdim=True)
-    law_RV = torch.zeros_like(logits_RV, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
-    return law_RV.scatter_(-1, token_R1, (best_R1 > -math.inf).to(law_RV.dtype))
+    kind = torch.promote_types(logits_RV.dtype, torch.float32)
+    return point_mass(likeliest(logits_RV, masks_RW), logits_RV.shape[-1], kind)
 
 
-def likeliest(logits_RV: Tensor) -> Tensor:
+def likeliest(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:
     """The token that a greedy law is certain of, [R]; -1 where it is certain of nothing."""
-    best_R, token_R = logits_RV.max(-1)
+    if can_fuse(logits_RV):
+        from forerun.probability import kernels
+
+        return kernels.likeliest(logits_RV, masks_RW)
+    best_R, token_R = masked_by(logits_RV, masks_RW).max(-1)
     return torch.where(best_R > -math.inf, token_R, -1)
+
+
+def model_laws(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:
+    """The model's own laws, float32 or float64."""
+    if can_fuse(logits_RV):
+        from forerun.probability import kernels
+
+        return kernels.laws(logits_RV, torch.ones_like(logits_RV[:, 0]).float(), masks_RW)
+    kind = torch.promote_types(logits_RV.dtype, torch.float32)
+    return masked_by(logits_RV.to(kind), masks_RW).softmax(-1)
 
 
 def nucleus(p_RV: Tensor, top_p_R1: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import NotAble
-from forerun.probability.transfer import to_device
+from forerun.probability.transfer import can_fuse, to_device
 
 _MASK = (1 << 64) - 1
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -85,6 +85,10 @@ def pick(law_BN: Tensor, u_B: Tensor) -> Tensor:
     """
     if law_BN.device.type == "cpu":
         return pick_on_host(law_BN, u_B)
+    if can_fuse(law_BN):
+        from forerun.probability import kernels
+
+        return kernels.pick(law_BN, u_B)
     if law_BN.shape[-1] >= LARGE:
         return pick_by_stretches(law_BN, u_B)
     return pick_by_sums(law_BN, u_B)

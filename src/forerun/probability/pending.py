@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.constraints.base import ANY
 from forerun.options import Sampling
-from forerun.probability.logits import MaskedLogits, row_laws
+from forerun.probability.logits import MaskedLogits, model_laws, row_laws
 from forerun.probability.transfer import to_device
 
 
@@ -193,11 +193,6 @@ def _made(value: Any) -> Any:
 def made(value: Tensor) -> Tensor:
     """A law as the tensor that it says it is."""
     return value.tensor if isinstance(value, PendingLaws) else value
-
-
-def model_laws(logits_RV: Tensor) -> Tensor:
-    """The model's own laws, float32 or float64."""
-    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32)).softmax(-1)
 
 
 def gather_rows(parts: Sequence[LawRows]) -> Tensor:

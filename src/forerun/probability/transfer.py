@@ -1,12 +1,20 @@
-"""Copies between the host and a device that do not wait."""
+"""Copies between the host and a device that do not wait; and what runs where."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def can_fuse(x: Tensor) -> bool:
+    """Are these numbers that our kernels take, where they run?"""
+    return HAS_TRITON and x.is_cuda and x.dtype.itemsize <= 4
 
 
 def to_device(

@@ -1,0 +1,223 @@
+"""Laws and draws over a vocabulary, in two launches each, on a GPU.
+
+Plain code passes over a vocabulary a dozen times, and where rows are few most of the GPU waits for
+one block per row. Here every row is cut into stretches, which are looked at side by side; then what
+was found in them is put together. Cuts hang on the vocabulary alone, so a row has the same bits in
+any company.
+
+R rows, V vocabulary, C stretches, W words of a bitmask. Numbers are float32, sums of laws that are
+drawn from float64: draws are those of the plain code (`noise.py`) but for roundings.
+"""
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+STRETCH = 2048  # outcomes
+WARPS = 4
+
+
+@triton.jit
+def _possible(logits, masks, row, at, vocab, words, MASKED: tl.constexpr):
+    """Logits of a stretch as float32, and nothing for what is not allowed."""
+    inside = at < vocab
+    x = tl.load(logits + row * vocab + at, inside, -float("inf")).to(tl.float32)
+    if MASKED:
+        word = tl.load(masks + row * words + at // 32, inside, 0)
+        x = tl.where((word >> (at % 32)) & 1 == 1, x, -float("inf"))
+    return x
+
+
+@triton.jit
+def _peaks(
+    logits, masks, temperatures, best, where, total, vocab, words, stretches,
+    WARM: tl.constexpr, MASKED: tl.constexpr, STRETCH: tl.constexpr,
+):  # fmt: skip
+    """Of every stretch the largest logit, its first token, and the sum of exp((x - largest) / T).
+    What is no number counts as the largest."""
+    row = tl.program_id(0).to(tl.int64)
+    place = row * stretches + tl.program_id(1)
+    at = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
+    x = _possible(logits, masks, row, at, vocab, words, MASKED)
+    numbers = tl.where(x == x, x, float("inf"))
+    top = tl.max(numbers, 0)
+    is_none = tl.max((x != x).to(tl.int32), 0) > 0
+    tl.store(best + place, tl.where(is_none, float("nan"), top))
+    tl.store(where + place, tl.min(tl.where(numbers == top, at, vocab), 0))
+    if WARM:
+        mass = tl.sum(tl.exp((numbers - top) / tl.load(temperatures + row)), 0)
+        tl.store(total + place, tl.where(top == -float("inf"), 0.0, mass))
+
+
+@triton.jit
+def _highest(best, where, token, stretches, SIZE: tl.constexpr):
+    """The first token of the highest peak of a row; -1 where there is none, or logits are not
+    numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, SIZE)
+    inside = at < stretches
+    peak = tl.load(best + row * stretches + at, inside, -float("inf"))
+    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
+    top = tl.max(tl.where(peak == peak, peak, float("inf")), 0)
+    tokens = tl.load(where + row * stretches + at, inside, 0)
+    first = tl.min(tl.where(inside & (peak == top), tokens, 2147483647), 0)
+    tl.store(token + row, tl.where(is_none | (top == -float("inf")), -1, first).to(tl.int64))
+
+
+@triton.jit
+def _softmax(
+    logits, masks, temperatures, best, total, out, vocab, words, stretches,
+    MASKED: tl.constexpr, STRETCH: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """exp((x - largest) / T) over its sum, for one stretch."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row)
+    part = tl.arange(0, SIZE)
+    known = part < stretches
+    peak = tl.load(best + row * stretches + part, known, -float("inf"))
+    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
+    top = tl.max(tl.where(peak == peak, peak, float("inf")), 0)
+    mass = tl.load(total + row * stretches + part, known, 0.0)
+    whole = tl.sum(mass * tl.exp((peak - top) / temperature), 0)
+    at = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
+    x = _possible(logits, masks, row, at, vocab, words, MASKED)
+    law = tl.exp((x - top) / temperature) / whole
+    tl.store(out + row * vocab + at, tl.where(is_none, float("nan"), law), at < vocab)
+
+
+@triton.jit
+def _sums(law, total, vocab, stretches, STRETCH: tl.constexpr):
+    """The mass of a stretch."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
+    p = tl.load(law + row * vocab + at, at < vocab, 0.0).to(tl.float64)
+    tl.store(total + row * stretches + tl.program_id(1), tl.sum(p, 0))
+
+
+@triton.jit
+def _at_level(mass, level, SIZE: tl.constexpr):
+    """The first place whose cumulative mass exceeds a level, never one without mass: after a
+    rounding the next that has some, or else the last."""
+    at = tl.arange(0, SIZE)
+    cumulative = tl.cumsum(mass, 0)
+    exceeds = tl.min(tl.where(cumulative > level, at, SIZE), 0)
+    following = tl.min(tl.where((at >= exceeds) & (mass > 0), at, SIZE), 0)
+    last = tl.max(tl.where(mass > 0, at, 0), 0)
+    place = tl.where(following < SIZE, following, last)
+    return place, tl.sum(tl.where(at < place, mass, 0.0), 0)
+
+
+@triton.jit
+def _draw(
+    law, total, u, outcome, vocab, stretches, STRETCH: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """The outcome at a quantile: the stretch where it lies, and the place in it."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, SIZE)
+    mass = tl.load(total + row * stretches + part, part < stretches, 0.0)
+    whole = tl.sum(mass, 0)
+    level = tl.load(u + row) * whole
+    stretch, before = _at_level(mass, level, SIZE)
+    at = stretch * STRETCH + tl.arange(0, STRETCH)
+    p = tl.load(law + row * vocab + at, at < vocab, 0.0).to(tl.float64)
+    place, _ = _at_level(p, level - before, STRETCH)
+    found = stretch * STRETCH + place
+    tl.store(outcome + row, tl.where(whole > 0, found, -1).to(tl.int64))
+
+
+def likeliest(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:
+    """The first of the likeliest tokens, [R]; -1 where none is possible, or logits are not
+    numbers."""
+    peaks = _Peaks(logits_RV, masks_RW)
+    token_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
+    _highest[(len(token_R),)](
+        peaks.best_RC, peaks.where_RC, token_R, peaks.stretches, SIZE=peaks.size, num_warps=1
+    )
+    return token_R
+
+
+def laws(logits_RV: Tensor, temperature_R: Tensor, masks_RW: Tensor | None = None) -> Tensor:
+    """The softmax of allowed logits over their temperature, [R, V]."""
+    peaks = _Peaks(logits_RV, masks_RW, temperature_R)
+    rows, vocab = logits_RV.shape
+    out_RV = torch.empty(rows, vocab, dtype=torch.float32, device=logits_RV.device)
+    _softmax[(rows, peaks.stretches)](
+        peaks.logits_RV,
+        peaks.masks_RW,
+        peaks.temperature_R,
+        peaks.best_RC,
+        peaks.total_RC,
+        out_RV,
+        vocab,
+        peaks.words,
+        peaks.stretches,
+        MASKED=masks_RW is not None,
+        STRETCH=STRETCH,
+        SIZE=peaks.size,
+        num_warps=WARPS,
+    )
+    return out_RV
+
+
+def pick(law_NV: Tensor, u_N: Tensor) -> Tensor:
+    """The outcome at quantile u of each law, [N]; -1 of a law without mass."""
+    law_NV = law_NV.contiguous()
+    rows, vocab = law_NV.shape
+    stretches = triton.cdiv(vocab, STRETCH)
+    total_NC = torch.empty(rows, stretches, dtype=torch.float64, device=law_NV.device)
+    outcome_N = torch.empty(rows, dtype=torch.long, device=law_NV.device)
+    _sums[(rows, stretches)](law_NV, total_NC, vocab, stretches, STRETCH=STRETCH, num_warps=WARPS)
+    _draw[(rows,)](
+        law_NV,
+        total_NC,
+        u_N.contiguous(),
+        outcome_N,
+        vocab,
+        stretches,
+        STRETCH=STRETCH,
+        SIZE=triton.next_power_of_2(stretches),
+        num_warps=WARPS,
+    )
+    return outcome_N
+
+
+class _Peaks:
+    """The largest logits of every stretch, and (with temperatures) the mass below them."""
+
+    def __init__(
+        self,
+        logits_RV: Tensor,
+        masks_RW: Tensor | None,
+        temperature_R: Tensor | None = None,
+    ):
+        self.logits_RV = logits_RV.contiguous()
+        rows, vocab = logits_RV.shape
+        device = logits_RV.device
+        self.stretches = triton.cdiv(vocab, STRETCH)
+        self.size = triton.next_power_of_2(self.stretches)
+        self.best_RC = torch.empty(rows, self.stretches, dtype=torch.float32, device=device)
+        self.where_RC = torch.empty(rows, self.stretches, dtype=torch.int32, device=device)
+        self.total_RC = torch.empty_like(self.best_RC)
+        # kernels that do not look at them get them all the same
+        self.masks_RW = self.where_RC if masks_RW is None else masks_RW.contiguous()
+        self.words = self.masks_RW.shape[1]
+        self.temperature_R = self.best_RC if temperature_R is None else temperature_R.contiguous()
+        _peaks[(rows, self.stretches)](
+            self.logits_RV,
+            self.masks_RW,
+            self.temperature_R,
+            self.best_RC,
+            self.where_RC,
+            self.total_RC,
+            vocab,
+            self.words,
+            self.stretches,
+            WARM=temperature_R is not None,
+            MASKED=masks_RW is not None,
+            STRETCH=STRETCH,
+            num_warps=WARPS,
+        )

@@ -1,0 +1,94 @@
+"""Kernels for laws and draws give what the plain code gives, in any company."""
+
+import math
+
+import pytest
+import torch
+
+from forerun.constraints.base import words
+from forerun.probability.logits import Warp, masked_by
+from forerun.probability.noise import pick_by_sums
+
+triton = pytest.importorskip("triton")
+kernels = pytest.importorskip("forerun.probability.kernels")
+
+ON = "cuda" if torch.cuda.is_available() else "cpu"
+VOCABULARIES = [5, kernels.STRETCH, 2 * kernels.STRETCH + 77]
+WARM = Warp(cold=False, warm=True, top_k=0, top_p=False, min_p=False)
+
+
+def some_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rounded, so that many are equal; the last row has no possible token, the one before it
+    something that is no number."""
+    logits = (4 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab))).round()
+    logits[0, ::2] = -math.inf
+    logits[-1] = -math.inf
+    logits[-2, vocab // 2] = math.nan
+    return logits.to(dtype).to(ON)
+
+
+def some_masks(rows: int, vocab: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = (rows, words(vocab))
+    return torch.randint(-(2**31), 2**31, size, generator=generator, dtype=torch.int32).to(ON)
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_likeliest_is_the_first_of_the_largest(vocab, dtype, masked):
+    logits = some_logits(6, vocab, dtype)
+    masks = some_masks(6, vocab) if masked else None
+    best, token = masked_by(logits.cpu(), None if masks is None else masks.cpu()).max(-1)
+    expected = torch.where(best > -math.inf, token, -1)
+    assert kernels.likeliest(logits, masks).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_laws_are_those_of_the_plain_code(vocab, masked):
+    logits = some_logits(6, vocab)
+    masks = some_masks(6, vocab) if masked else None
+    temperature = torch.tensor([0.5, 1.0, 2.0, 1e-3, 1.0, 1.0], device=ON)
+    columns = torch.zeros(4, 6, dtype=torch.float64)
+    columns[0] = temperature
+    plain = WARM.laws(logits.cpu(), columns, None if masks is None else masks.cpu())
+    found = kernels.laws(logits, temperature, masks).cpu()
+    assert torch.allclose(found, plain, rtol=1e-5, atol=1e-9, equal_nan=True)
+    assert found[-1].isnan().all() and not found[:4].isnan().any()
+    assert found[-2].isnan().all() or masked  # which may hide what is no number
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_draws_are_those_of_the_plain_code(vocab):
+    rows = 64
+    law = torch.rand(rows, vocab, generator=torch.Generator().manual_seed(2)).to(ON)
+    law[:, ::3] = 0
+    law[-1] = 0
+    law[-2, 1] = math.nan
+    u = torch.rand(rows, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(ON)
+    found = kernels.pick(law, u)
+    assert found.tolist() == pick_by_sums(law, u).tolist()
+    assert found[-2:].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("u", [0.0, 2.0**-49, 0.5, 1 - 2.0**-48, 1.0])
+def test_no_draw_has_probability_zero(u):
+    """Not even at the ends, or where roundings of sums leave nothing above the level."""
+    vocab = 2 * kernels.STRETCH + 5
+    law = torch.zeros(2, vocab, device=ON)
+    law[0, 7] = 1e-30
+    law[1, kernels.STRETCH + 1 : kernels.STRETCH + 9] = 0.1
+    level = torch.full((2,), u, dtype=torch.float64, device=ON)
+    first, second = kernels.pick(law, level).tolist()
+    assert first == 7
+    assert law[1, second] > 0
+
+
+def test_a_row_has_the_same_bits_in_any_company():
+    logits = some_logits(6, 5000, torch.bfloat16)
+    temperature = torch.linspace(0.5, 2, 6, device=ON)
+    together = kernels.laws(logits, temperature)
+    for row in range(4):
+        alone = kernels.laws(logits[row : row + 1], temperature[row : row + 1])
+        assert torch.equal(alone[0], together[row])
