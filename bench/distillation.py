@@ -3,27 +3,41 @@ and weights, and ours, over three seeds.
 
     python bench/distillation.py pack DATA --tokens tokens.npz          # here; at most 40 MB
     python bench/distillation.py run --tokens tokens.npz --out FOLDER --minutes 6   # on a GPU
-    python bench/distillation.py report FOLDER                          # here: table and figure
+    python bench/distillation.py report FOLDER ...                      # here: table and figure
 
 `run` needs torch, transformers and numpy alone. It does the runs in the order in which they matter,
 writes FOLDER/results.json after each, and begins none that would not end within `--minutes`; run
-again, it goes on. All recipes start from zoo:ar, and learn from the same trajectories with the same
-batches, steps and learning rate.
+again, it goes on. A copy of docs/distillation.json there saves what was run before. With
+`--only-seed S` three processes can share a GPU and the folder. `report` adds to the docs' rows. All
+recipes start from zoo:ar, and learn from the same trajectories with the same batches, steps and
+learning rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from study import (
+    Results,
+    Row,
+    add_run_flags,
+    error_of,
+    machines,
+    merged,
+    over_seeds,
+    packed_corpus,
+    rate_share,
+    run_in_time,
+    seeds_of,
+)
 
 import forerun
 from forerun import zoo
@@ -58,12 +72,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     "CLLM": PAPER | CLLM,
     "ours": OURS,
     "paper, own x 1": PAPER | {"own_weight": 1.0},
-    "CLLM, own x 1": PAPER | CLLM | {"own_weight": 1.0},
     "paper, clean context": PAPER | {"context": "clean"},
+    "ours, noisy context": OURS | {"context": "noisy"},
+    "ours, reverse schedule": OURS | {"schedule": "reverse"},
+    "ours, random schedule": OURS | {"schedule": "random"},
+    "CLLM, own x 1": PAPER | CLLM | {"own_weight": 1.0},
     "ours, own x 3": OURS | {"own_weight": 3.0},
     "ours, own x 10": OURS | {"own_weight": 10.0},
-    "ours, random schedule": OURS | {"schedule": "random"},
-    "ours, noisy context": OURS | {"context": "noisy"},
+    # Table 5 proper, with a weight under which the paper's recipe learns
+    "paper, own x 1, window context": PAPER | {"own_weight": 1.0, "context": "window"},
 }
 SECOND = "ours, second round"  # of a model that was distilled once
 
@@ -78,8 +95,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "n = 256": dict(method="jacobi", block=256),
 }
 
-Row = dict[str, Any]
-
 
 @dataclass
 class Study:
@@ -88,22 +103,10 @@ class Study:
     corpus: Corpus
     out: Path
     arguments: argparse.Namespace
-    rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.file = self.out / "results.json"
-        if self.file.exists():
-            self.rows = json.loads(self.file.read_text())
         self.judge = forerun.load(TEACHER, device=self.device.type, lanes=1)
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self.file.write_text(json.dumps(self.rows, indent=1))
-        print(json.dumps(row), flush=True)
-
-    def done(self, recipe: str, seed: int) -> bool:
-        return any((row["recipe"], row["seed"]) == (recipe, seed) for row in self.rows)
 
 
 def pack(data: str, file: Path) -> None:
@@ -143,7 +146,7 @@ def distil(
     optimiser = torch.optim.AdamW(network.parameters(), lr=arguments.rate, betas=(0.9, 0.95))
     for step in range(arguments.steps):
         for group in optimiser.param_groups:
-            group["lr"] = arguments.rate * schedule(step, arguments.steps)
+            group["lr"] = arguments.rate * rate_share(step, arguments.steps)
         batch = source.batch(step, arguments.batch, CONTEXT, seed)
         parts = objective.prepare(batch, np.random.default_rng([seed, step]), step)
         with torch.autocast(study.device.type, torch.bfloat16, enabled=study.device.type == "cuda"):
@@ -161,11 +164,6 @@ def load(start: Path | str) -> PreTrainedModel:
     network = load_network(TEACHER)
     network.load_state_dict(torch.load(start, map_location="cpu"))
     return network
-
-
-def schedule(step: int, steps: int) -> float:
-    """A warm-up of a twentieth, then down to nothing."""
-    return min(1.0, (step + 1) / max(1, steps // 20)) * (1 - step / steps)
 
 
 @torch.no_grad()
@@ -213,77 +211,74 @@ def decode(
     return results, time.perf_counter() - began
 
 
-def error_of(values: Sequence[Any]) -> float:
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
 def same_share(results: Sequence[Result], plain: Sequence[Result]) -> float:
     return float(np.mean([a.token_ids == b.token_ids for a, b in zip(results, plain)]))
 
 
 def run(arguments: argparse.Namespace) -> None:
     deadline = time.perf_counter() + 60 * arguments.minutes
-    held = np.load(arguments.tokens)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    study = Study(Corpus(held["train"], held["valid"]), arguments.out, arguments)
+    results = Results(arguments.out, arguments.only_seed)
+    study = Study(packed_corpus(arguments.tokens), arguments.out, arguments)
+    seeds = seeds_of(arguments)
     teacher = load_network(TEACHER).to(study.device).eval()
-    if not study.done(TEACHER, 0):
-        study.add({"recipe": TEACHER, "seed": 0, **measure(teacher, study)})
-    source = trajectories(study, teacher, arguments.out / "trajectories")
-    longest = 0.0
-    for recipe, seed in order(arguments.seeds):
-        if study.done(recipe, seed):
-            continue
-        began = time.perf_counter()
-        if began + 1.2 * longest > deadline:
-            print("time is up: run again to go on", flush=True)
-            return
-        study.add(run_one(study, source, recipe, seed))
-        longest = max(longest, time.perf_counter() - began)
+    if 0 in seeds and not results.done(TEACHER, 0):
+        results.add({"recipe": TEACHER, "seed": 0, **measure(teacher, study)})
+    # Processes that share the folder collect them each: the same, since nothing is drawn anew.
+    name = "trajectories" if arguments.only_seed is None else f"trajectories.{seeds[0]}"
+    source = trajectories(study, teacher, arguments.out / name)
+
+    def run_one(recipe: str, seed: int) -> Row:
+        if recipe == SECOND:
+            return second_round(study, source, seed)
+        return first_round(study, source, recipe, seed)
+
+    run_in_time(results, order(seeds), deadline, run_one)
 
 
-def order(seeds: int) -> list[tuple[str, int]]:
+def order(seeds: Sequence[int]) -> list[tuple[str, int]]:
     """What matters most first: the three recipes over all seeds, then the rest."""
-    first = [(recipe, seed) for seed in range(seeds) for recipe in list(RECIPES)[:3]]
-    rest = [(recipe, seed) for recipe in [*list(RECIPES)[3:], SECOND] for seed in range(seeds)]
+    first = [(recipe, seed) for seed in seeds for recipe in list(RECIPES)[:3]]
+    rest = [(recipe, seed) for recipe in [*list(RECIPES)[3:], SECOND] for seed in seeds]
     return first + rest
 
 
-def run_one(study: Study, source: TrajectorySource, recipe: str, seed: int) -> Row:
+def first_round(study: Study, source: TrajectorySource, recipe: str, seed: int) -> Row:
     began = time.perf_counter()
-    once = study.out / f"ours.{seed}.pt"
-    start: Path | str = TEACHER
-    options = RECIPES.get(recipe, OURS)
-    if recipe == SECOND:
-        start = once
-        student = load(once).to(study.device).eval()
-        source = trajectories(study, student, study.out / f"trajectories.second.{seed}")
-    network = distil(study, source, options, seed, start)
+    network = distil(study, source, RECIPES[recipe], seed, TEACHER)
     if recipe == "ours":
-        torch.save(network.state_dict(), once)
-    trained = time.perf_counter() - began
-    row: Row = {"recipe": recipe, "seed": seed, "steps": study.arguments.steps, **options}
-    row |= {"seconds of training": trained, "device": device_name(), **measure(network, study)}
-    return row
+        torch.save(network.state_dict(), once_file(study, seed))
+    return row_of(study, recipe, seed, network, time.perf_counter() - began)
 
 
-def device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+def second_round(study: Study, source: TrajectorySource, seed: int) -> Row:
+    """From our model and its trajectories. It is trained again where an earlier run did not leave
+    it here."""
+    once = once_file(study, seed)
+    if not once.exists():
+        torch.save(distil(study, source, OURS, seed, TEACHER).state_dict(), once)
+    began = time.perf_counter()
+    student = load(once).to(study.device).eval()
+    own = trajectories(study, student, study.out / f"trajectories.second.{seed}")
+    network = distil(study, own, OURS, seed, once)
+    return row_of(study, SECOND, seed, network, time.perf_counter() - began)
 
 
-def over_seeds(rows: Sequence[Row], key: str) -> tuple[float, float]:
-    """The mean over seeds, and the larger of its standard error and that over prompts."""
-    values = [row[key] for row in rows]
-    errors = [row.get(f"{key} error", 0.0) for row in rows]
-    spread = error_of(values) if len(values) > 1 else 0.0
-    return float(np.mean(values)), max(spread, float(np.mean(errors)))
+def once_file(study: Study, seed: int) -> Path:
+    return study.out / f"ours.{seed}.pt"
 
 
-def report(folder: Path) -> None:
-    """A table, and the figure: tokens per forward against loss."""
+def row_of(study: Study, recipe: str, seed: int, network: PreTrainedModel, seconds: float) -> Row:
+    row: Row = {"recipe": recipe, "seed": seed, "steps": study.arguments.steps}
+    row |= {**RECIPES.get(recipe, OURS), "seconds of training": seconds}
+    return row | measure(network, study)
+
+
+def report(folders: Sequence[Path]) -> None:
+    """A table, and the figure: tokens per forward against loss. What the docs have stays, unless
+    it was run again."""
     from page import DOCS, write_part
 
-    rows = json.loads((folder / "results.json").read_text())
+    rows = merged([DOCS / "distillation.json", *folders], [TEACHER, *RECIPES, SECOND])
     recipes = list(dict.fromkeys(row["recipe"] for row in rows))
     columns = ["loss", "nats", "true tokens of 8", *WAYS]
     lines = [f"| recipe | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
@@ -292,7 +287,7 @@ def report(folder: Path) -> None:
         cells = ["{:.2f} ± {:.2f}".format(*over_seeds(seeds, key)) for key in columns]
         lines.append(f"| {recipe} | {len(seeds)} | {' | '.join(cells)} |")
     page = DOCS / "consistency.md"
-    lines += ["", f"`python bench/distillation.py run`: {rows[-1].get('device', '')}."]
+    lines += ["", f"`python bench/distillation.py run`: {machines(rows)}."]
     write_part(page, "\n".join(lines), "<!-- study -->", "<!-- end of study -->")
     (DOCS / "distillation.json").write_text(json.dumps(rows, indent=1))
     draw(rows, recipes, DOCS / "distillation.png")
@@ -323,10 +318,7 @@ def main() -> None:
     packing.add_argument("data")
     packing.add_argument("--tokens", type=Path, required=True)
     running = commands.add_parser("run")
-    running.add_argument("--tokens", type=Path, required=True)
-    running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--minutes", type=float, default=9.0)
-    running.add_argument("--seeds", type=int, default=3)
+    add_run_flags(running)
     running.add_argument("--steps", type=int, default=400)
     running.add_argument("--batch", type=int, default=64)
     running.add_argument("--rate", type=float, default=1e-3)
@@ -334,14 +326,14 @@ def main() -> None:
     running.add_argument("--prompts", type=int, default=64)
     running.add_argument("--written", type=int, default=96, help="tokens after each prompt")
     reporting = commands.add_parser("report")
-    reporting.add_argument("folder", type=Path)
+    reporting.add_argument("folders", type=Path, nargs="+")
     arguments = parser.parse_args()
     if arguments.command == "pack":
         pack(arguments.data, arguments.tokens)
     elif arguments.command == "run":
         run(arguments)
     else:
-        report(arguments.folder)
+        report(arguments.folders)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from page import DOCS, write_tables
 from papers_list import TABLES, PaperTable, Spec
+from study import over_seeds, read_rows
 
 import forerun
 from forerun import zoo
@@ -42,6 +43,7 @@ from forerun.train.data import held_out_windows
 REPORT = DOCS / "papers.json"
 GIVEN = 64
 JUDGE = "zoo:ar"
+MEASURES = {"n = 64": "tokens/forward at n = 64", "nats": "nats under zoo:ar"}  # of studies
 
 Row = dict[str, Any]
 
@@ -281,6 +283,8 @@ def show_list() -> None:
 
 def result_words(table: PaperTable, report: dict[str, Any]) -> str:
     """Our numbers, as the page shows them."""
+    if table.study and (words := study_words(table)):
+        return words
     if table.name not in report:
         needs = f": needs {table.needs.removeprefix('a GPU: ')}" if table.needs else ""
         return table.result or f"not run here{needs}"
@@ -288,6 +292,22 @@ def result_words(table: PaperTable, report: dict[str, Any]) -> str:
     rows = [short(row, table.shows) for row in measured["rows"]]
     about = f"{measured['prompts']} prompts of {measured['tokens']} tokens, seed {measured['seed']}"
     return "; ".join(rows) + f" ({about})"
+
+
+def study_words(table: PaperTable) -> str:
+    """The recipes of a training study that were run, over their seeds."""
+    rows = [row | row.get("curve", [{}])[-1] for row in read_rows(DOCS / table.study)]
+    parts, seeds = [], set()
+    for recipe in table.recipes:
+        if of_recipe := [row for row in rows if row["recipe"] == recipe]:
+            cells = ["{:.2f} ± {:.2f}".format(*over_seeds(of_recipe, key)) for key in table.shows]
+            parts.append(f"{recipe} {', '.join(cells)}")
+            seeds.add(str(len(of_recipe)))
+    if not parts:
+        return ""
+    shown = ", ".join(MEASURES.get(key, key) for key in table.shows)
+    about = f"{' to '.join(sorted(seeds))} seeds, {rows[-1]['steps']} steps, docs/{table.study}"
+    return f"{shown}: {'; '.join(parts)} ({about})"
 
 
 def short(row: Row, shows: Sequence[str]) -> str:

@@ -33,6 +33,8 @@ class PaperTable:
     needs: str = ""
     command: str = ""  # where it is not this script's own
     result: str = ""  # where this script does not measure it
+    study: str = ""  # or the file of docs/ with the rows of a training study, and its recipes
+    recipes: Sequence[str] = ()
     theirs: str = ""
     agrees: str = ""
     why: str = ""
@@ -164,20 +166,24 @@ ASSD = [
             f"ASSD-figure-{number}",
             title,
             runner=None,
-            needs="hours on a GPU: each curve is a training run",
-            command=f"forerun train any-subset --config RECIPE ({option})",
+            shows=("loss", "nats", "entropy", "tokens/forward"),
+            needs="a GPU: each curve is a training run",
+            command="bench/any_subset_training.py run --tokens TOKENS --out FOLDER (a GPU), then "
+            "`report`",
+            study="any-subset-training.json",
+            recipes=("base", recipe),
             theirs=theirs,
         )
-        for number, title, option, theirs in (
+        for number, title, recipe, theirs in (
             (
                 3,
                 "lattice or any permutation",
-                "order",
-                "the lattice: more entropy, later less perplexity",
+                "any permutation",
+                "the lattice: more entropy, later less perplexity; permutations: fewer forwards",
             ),
-            (4, "narrow or wide prompting rates", "known", "narrow: less perplexity at 95 % blank"),
-            (5, "masking warm-up", "warmup", "negligible once the warm-up is over"),
-            (6, "pretrained or from scratch", "start", "from scratch is very poor"),
+            (4, "narrow or wide prompting rates", "wide", "narrow: less perplexity at 95 % blank"),
+            (5, "masking warm-up", "masking warm-up", "negligible once the warm-up is over"),
+            (6, "pretrained or from scratch", "from scratch", "from scratch is very poor"),
         )
     ),
 ]
@@ -393,9 +399,10 @@ PCLLM = [
         "pcLLM-table-4",
         "noise schedules of the distillation",
         runner=None,
+        shows=("n = 64",),
         command=STUDY,
-        result="tokens/forward at n = 64: progressive 1.07, random (CLLM's) 1.17 ± 0.07; three "
-        "seeds, 400 steps (docs/consistency.md); reverse not run",
+        study="distillation.json",
+        recipes=("paper", "CLLM", "ours", "ours, random schedule", "ours, reverse schedule"),
         agrees="no",
         why="neither learns much under the published weights",
         theirs="linear progressive 0.46 iterations per token, random 0.51, reverse 0.62",
@@ -404,8 +411,18 @@ PCLLM = [
         "pcLLM-table-5",
         "noisy or clean context in the distillation",
         runner=None,
+        shows=("n = 64",),
         needs="a GPU: each cell is a training run",
         command=STUDY,
+        study="distillation.json",
+        recipes=(
+            "paper",
+            "paper, clean context",
+            "paper, own x 1",
+            "paper, own x 1, window context",
+            "ours, noisy context",
+            "ours",
+        ),
         theirs="3.6 times with noisy context, 1.9 with clean",
     ),
     PaperTable(
