@@ -211,7 +211,8 @@ def longest_gap(arguments: argparse.Namespace, chunk: int | None) -> dict[str, A
     model = measured_model(arguments, arguments.streams + 1, arguments.prompt + 1024)
     if chunk is not None:
         model.host.pace = Pace(model.host.costs, chunk or 10**6)
-    how = dict(method="ar", max_tokens=1000, ignore_eos=True)
+    # longer than two prompts take to be read, however few rows a step reads
+    how = dict(method="ar", max_tokens=arguments.prompt + 900, ignore_eos=True)
     streams = [model.submit(text(32, i, model.vocab), **how) for i in range(arguments.streams)]
     watch = GapWatch(model, streams[0].jobs[0].seq, arguments.device == "cuda")
     watch.gaps(WARM_UP)
@@ -264,6 +265,8 @@ class GapWatch:
         began = self.clock()
         known = self.watched.known
         while self.watched.known == known:
+            if self.watched.done:
+                raise SystemExit("the streams ended before the prompt was read")
             self.model.engine.step()
         return self.clock() - began
 

@@ -278,6 +278,21 @@ def test_chunks_do_not_shrink_where_prompts_never_end():
     assert sum(not reading for reading in budgets) < 30
 
 
+def test_where_most_wait_their_prompts_are_not_read_by_the_row():
+    """Few write, many wait: a step is compared with one of the whole company."""
+    curve = {rows: 1.0 + 0.1 * rows for rows in ROWS}
+    for known in (None, curve):
+        costs = StepCosts()
+        if known is not None:
+            costs.curve = known
+        pace = Pace(costs)
+        for _ in range(12):
+            reading = pace.budget(3, company=24)
+            pace.stepped(1.0 + 0.1 * (3 + reading), 3, reading)
+        assert pace.rows == 32, "more than three rows, which they would be beside three alone"
+        assert 1.0 + 0.1 * (3 + pace.rows) <= 2 * (1.0 + 0.1 * 24)
+
+
 def test_whoever_names_the_rows_of_a_chunk_gets_them():
     pace = Pace(StepCosts(), 7)
     for reading in (0, 7, 7, 7):

@@ -9,7 +9,17 @@ import torch
 from forerun.errors import BadOption
 from forerun.profile.forward import Ceilings
 from forerun.profile.shapes import random_model
-from forerun.scale.measure import Asked, Bench, Closed, Timed, Trial, check_of, cost_from, measure
+from forerun.scale.measure import (
+    Asked,
+    Bench,
+    Closed,
+    Timed,
+    Trial,
+    _prompt_row,
+    check_of,
+    cost_from,
+    measure,
+)
 from forerun.scale.plan import Load, Measured, MethodCost, plan, read_load, request_seconds
 from tests.helpers import run
 
@@ -101,6 +111,28 @@ def test_what_is_outside_a_forward_need_not_grow_on_a_line():
     assert cost.outside_at(56) == pytest.approx(6e-3), "beyond: as from 8 to 32"
 
 
+def test_longer_prompts_show_what_their_rows_cost_in_company():
+    """Alone a prompt is one large forward; beside others it is read in chunks."""
+    prices = {1: 2e-5, 8: 6e-5}
+
+    def closed(in_flight, asked):
+        slots = in_flight * (asked.prompt + asked.tokens / 2)
+        decoding = asked.tokens * (MACHINE.forward(in_flight, slots) + 3e-4)
+        prompts = in_flight * asked.prompt * prices[in_flight]
+        return Closed("ar", in_flight, asked, decoding + prompts, 1.0, 1.0)
+
+    short = [closed(n, Asked(10, 40)) for n in prices]
+    found = {
+        n: _prompt_row(MACHINE, one, closed(n, Asked(90, 40))) for n, one in zip(prices, short)
+    }
+    assert found == pytest.approx(prices)
+    priced = replace(MACHINE, prompt_row=found)
+    assert priced.prompt_row_at(4.5) == pytest.approx(4e-5)
+    assert cost_from(priced, short, "").outside == pytest.approx({1: 3e-4, 8: 3e-4})
+    assert Measured(**priced.as_dict()).prompt_row == found
+    assert MACHINE.prompt_row_at(3) == MACHINE.per_row, "files that know no such price"
+
+
 def test_a_run_in_which_something_is_captured_is_not_taken(monkeypatch):
     """On a GPU a size that is met for the first time is captured, in a second or two."""
     seconds = iter([9.0, 4.0, 2.02, 2.0, 7.0])
@@ -124,7 +156,7 @@ def test_a_shape_is_measured_and_foretold(tmp_path, monkeypatch):
     monkeypatch.setattr("forerun.scale.measure.MOST_RUNS", 2)
     monkeypatch.setattr("forerun.profile.forward.ceilings", lambda _: Ceilings(1e10, 1e11))
     model = random_model("zoo", torch.device("cpu"), torch.float32, 4, 800)
-    trial = Trial((1, 4), (2,), Asked(8, 8), Asked(12, 8), waves=1, rows=(1, 4, 16))
+    trial = Trial((1, 4), (2,), Asked(8, 8), Asked(40, 8), Asked(12, 8), 1, rows=(1, 4, 16))
     measured, checks = measure(Bench(model), "zoo", {"ar": {}, "lookup": {}}, trial)
     assert [(check.method, check.in_flight) for check in checks] == [("ar", 2), ("lookup", 2)]
     ar = measured.method("ar")

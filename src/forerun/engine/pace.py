@@ -1,5 +1,10 @@
 """How many rows of prompts a forward reads while others write: as many as leave their steps below
-twice the usual time, by what steps have taken."""
+twice the usual time, by what steps have taken.
+
+Usual is a step of the whole company, those included who wait for a prompt before theirs: they will
+write in every step soon. Where few write and many wait, prompts would else be read by a few rows at
+a time, and those who wait would be let in one by one.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +43,10 @@ class Pace:
         self._chunks = 0  # since a step that read nothing
         self._looked: set[int] = set()  # sizes of steps that were to read nothing
 
-    def budget(self, writing: int, beside: float | None = None) -> int:
-        """How many rows of prompts a forward may read in which others have so many. A draft model
-        holds up steps of another one: of those it may add to what one takes `beside` it."""
+    def budget(self, writing: int, company: int = 0, beside: float | None = None) -> int:
+        """How many rows of prompts a forward may read in which others have so many, and will have
+        as many as a `company` when all write. A draft model holds up steps of another one: of those
+        it may add to what one takes `beside` it."""
         if self._fixed:
             return self.rows
         if beside is not None:
@@ -48,7 +54,7 @@ class Pace:
             return self.rows
         if writing and self._must_look(rows_bucket(writing)):
             return 0
-        self.rows = power_of_two(self._allowed(writing))
+        self.rows = power_of_two(self._allowed(writing, max(writing, company)))
         return self.rows
 
     def _must_look(self, size: int) -> bool:
@@ -61,17 +67,18 @@ class Pace:
         self._chunks = 0
         return True
 
-    def _allowed(self, writing: int) -> float:
+    def _allowed(self, writing: int, company: int) -> float:
         """Where a row that is read costs what a written one does, as many as are written are fine.
         Later it is known better; then too, no chunk is more than twice as long as the last."""
         usual = self._usual_step(writing)
         if usual is None or not self._per_row:
-            return max(self._first, MORE * writing)
-        per_row = max(self._per_row[-1], statistics.median(self._per_row))
-        allowed = MORE * usual / max(per_row, 1e-9)
+            return max(self._first, MORE * company)
+        per_row = max(self._per_row[-1], statistics.median(self._per_row), 1e-9)
+        allowed = MORE * usual / per_row + (1 + MORE) * (company - writing)
         more = inf
         if self.costs.known:  # a launch of plain text is a step
-            more = MORE * self.costs.at_once * self.costs.forward(max(1, writing))
+            whole = self.costs.forward(max(1, company))
+            more = MORE * self.costs.at_once * whole + whole - self.costs.forward(max(1, writing))
         return min(allowed, 2 * max(self._read, self._first), self._fits(writing, more))
 
     def _fits(self, writing: int, more: float) -> int:

@@ -68,8 +68,10 @@ class Turn:
         reading = {each.one for each in found if each.unread > FEW}
         left = ALONE
         if self._somebody_writes(reading):
-            writing = sum(each.rows for each in found if each.unread <= FEW)
-            left = self._host.pace.budget(writing, beside)
+            writing = [each.rows for each in found if each.unread <= FEW]
+            behind = max(0, len(reading) - 1)  # the first one
+            company = sum(writing) + behind * max(writing, default=1)
+            left = self._host.pace.budget(sum(writing), company, beside)
         parts = []
         for one, plan, start, unread in found:
             if self._memo(one).gave_back:  # to an older one, just now

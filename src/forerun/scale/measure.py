@@ -39,6 +39,7 @@ class Asked(NamedTuple):
 
 
 CALIBRATION = Asked(64, 48)
+LONG = Asked(256, 48)  # the same with longer prompts, whose price follows
 CHECK = Asked(128, 64)
 
 
@@ -50,6 +51,7 @@ class Trial:
     calibrated: tuple[int, ...] = (1, 8, 32)  # in flight
     checked: tuple[int, ...] = (4, 24)
     calibration: Asked = CALIBRATION
+    long: Asked = LONG
     check: Asked = CHECK
     waves: int = 2  # requests, for each that is in flight
     rows: tuple[int, ...] = ROWS  # of the forwards that are timed
@@ -169,17 +171,21 @@ def measure(
     """The constants of a shape on this machine, and how well they foretell what they were not made
     from."""
     found = _forwards(bench.model, shape, trial.rows)
+
+    def runs(method: str, in_flight: Sequence[int], asked: Asked) -> list[Closed]:
+        options = methods.get(method, {})
+        return [bench.closed_loop(method, options, n, asked, trial.waves) for n in in_flight]
+
+    short = runs(PLAIN, trial.calibrated, trial.calibration)
+    long = runs(PLAIN, trial.calibrated, trial.long)
+    prices = {one.in_flight: _prompt_row(found, one, more) for one, more in zip(short, long)}
+    found = replace(found, prompt_row=prices)
     costs = []
     loops = []
-    for method, options in methods.items():
-        calibrated = [
-            bench.closed_loop(method, options, n, trial.calibration, trial.waves)
-            for n in trial.calibrated
-        ]
+    for method in methods:
+        calibrated = short if method == PLAIN else runs(method, trial.calibrated, trial.calibration)
         costs.append(cost_from(found, calibrated, bench.about))
-        loops += [
-            bench.closed_loop(method, options, n, trial.check, trial.waves) for n in trial.checked
-        ]
+        loops += runs(method, trial.checked, trial.check)
     whole = replace(found, methods=costs)
     return whole, [check_of(whole, loop) for loop in loops]
 
@@ -220,12 +226,25 @@ def cost_from(measured: Measured, runs: Sequence[Closed], text: str) -> MethodCo
     )
 
 
+def _prompt_row(measured: Measured, run: Closed, longer: Closed) -> float:
+    """What a row of a prompt costs, by what more of them take. Steps look at more slots, too."""
+    more_slots = _forward_of(measured, longer) - _forward_of(measured, run)
+    steps = run.asked.tokens / run.tokens_per_forward
+    rows = run.in_flight * (longer.asked.prompt - run.asked.prompt)
+    return max(0.0, longer.seconds - run.seconds - steps * more_slots) / rows
+
+
 def _outside(measured: Measured, run: Closed) -> float:
     """Seconds of a step that are not its forward's."""
-    decoding = run.seconds - run.in_flight * run.asked.prompt * measured.per_row
-    step = decoding * run.tokens_per_forward / run.asked.tokens
+    prompts = run.in_flight * run.asked.prompt * measured.prompt_row_at(run.in_flight)
+    step = (run.seconds - prompts) * run.tokens_per_forward / run.asked.tokens
+    return step - _forward_of(measured, run)
+
+
+def _forward_of(measured: Measured, run: Closed) -> float:
+    """The forward of a usual step."""
     slots = run.in_flight * (run.asked.prompt + run.asked.tokens / 2)
-    return step - measured.forward(run.in_flight * run.rows, slots)
+    return measured.forward(run.in_flight * run.rows, slots)
 
 
 def check_of(measured: Measured, run: Closed) -> Check:

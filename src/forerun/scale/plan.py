@@ -10,10 +10,12 @@ that holds them. r is the rows that the method runs for a sequence, h what it do
 forward; both were measured with some numbers in flight, and lie on straight lines between them. A
 request of P prompt and N output tokens at t tokens per forward takes
 
-    R(b) = N / t S(b) + b P p
+    R(b) = N / t S(b) + b P p(b)
 
-p is what a row adds to a large forward: a prompt that is read makes the others wait. A GPU answers
-b / R(b) requests a second. F, p, h, r and t are measured (`measure.py`), none is assumed.
+p is what a row of a prompt costs those who wait for it, as longer prompts showed with as many in
+flight: a large forward where one is alone, chunks beside the steps of others where there are many.
+A GPU answers b / R(b) requests a second. F, p, h, r and t are measured (`measure.py`), none is
+assumed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,12 @@ class Measured:
     methods: Sequence[MethodCost]
     in_flight: int = 32  # the most sequences that it was measured with
     captured: Sequence[int] = ()  # rows that captured forwards have, where they are captured
+    # seconds that a row of a prompt costs, by how many are in flight: p
+    prompt_row: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {int(key): float(value) for key, value in self.prompt_row.items()}
+        object.__setattr__(self, "prompt_row", given)  # JSON has texts for keys
 
     @classmethod
     def read(cls, file: str | Path) -> Measured:
@@ -118,6 +126,11 @@ class Measured:
         """What a row adds to a forward that is large already."""
         largest, before = sorted(self.chain)[:-3:-1]
         return (self.chain[largest] - self.chain[before]) / (largest - before)
+
+    def prompt_row_at(self, in_flight: float) -> float:
+        if not self.prompt_row:  # of a file that is older
+            return self.per_row
+        return between(self.prompt_row, in_flight)
 
     def method(self, name: str) -> MethodCost:
         for each in self.methods:
@@ -204,7 +217,7 @@ def request_seconds(measured: Measured, method: MethodCost, batch: float, load: 
     context = load.prompt + load.tokens / 2
     steps = load.tokens / method.tokens_per_forward
     decoding = steps * step_seconds(measured, method, batch, context)
-    return decoding + batch * load.prompt * measured.per_row
+    return decoding + batch * load.prompt * measured.prompt_row_at(batch)
 
 
 def most_in_flight(measured: Measured, load: Load) -> int:
