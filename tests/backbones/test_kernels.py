@@ -1,6 +1,7 @@
 """Our kernels and captured forwards give the same numbers as plain code. Without a GPU they run
 under Triton's interpreter (which conftest asks for), over the same fixed memory."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -510,7 +511,7 @@ def test_a_few_captures_serve_all_methods(monkeypatch):
     sizes = Counter()
     plain = m.host.runner.forward
 
-    def noted(batch, on_start):
+    def noted(batch, on_start=lambda: None):
         tiles = make_tiles(batch, m.backbone.heads, m.backbone.key_heads, 198)
         sizes[graphs.CaptureSize.of(batch, tiles)] += 1
         return plain(batch, on_start)
@@ -571,6 +572,37 @@ def test_what_a_capture_must_equal():
     ):
         with pytest.raises(RuntimeError, match="off"):
             graphs.check_logits(plain, wrong)
+
+
+def test_rounding_that_spoils_a_row_now_and_then_spoils_no_capture(monkeypatch):
+    """Half precision: after some tokens a row is far off, whoever computes it."""
+
+    def generated(off_by):
+        """With forwards of which some rows of the captured ones are off by so much."""
+        m = forerun.load(
+            "tiny:llama", device=str(DEVICE), dtype="float16", lanes=1, max_context=64, graphs=True
+        )
+        replay = graphs.CapturedForward.replay
+        turns = itertools.count()
+        monkeypatch.setattr(
+            graphs.CapturedForward,
+            "replay",
+            lambda self, *a, **k: replay(self, *a, **k) + off_by(next(turns)),
+        )
+        m.generate([3, 4], method="ar", max_tokens=5, ignore_eos=True)
+        monkeypatch.undo()
+        return m.host.runner
+
+    assert generated(lambda turn: 3.0 * (turn % 4 == 0)).captured
+    with pytest.warns(UserWarning, match="not captured as graphs.*half of their logits"):
+        assert not generated(lambda turn: 3.0).captured
+
+
+def test_errors_are_counted_row_by_row():
+    plain = torch.tensor([[1.0, -torch.inf, 4.0], [2.0, 1.0, 0.0], [1.0, 2.0, 3.0]])
+    replayed = plain + torch.tensor([[0.0], [0.5], [0.0]])
+    replayed[2, 0] = -torch.inf
+    assert graphs.row_errors(plain, replayed) == [0.0, 0.25, float("inf")]
 
 
 def test_numbers_too_large_for_half_precision_are_normed_first():

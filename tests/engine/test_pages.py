@@ -278,6 +278,19 @@ def test_chunks_do_not_shrink_where_prompts_never_end():
     assert sum(not reading for reading in budgets) < 30
 
 
+def test_chunks_do_not_shrink_where_reading_at_all_is_what_takes_time():
+    """As on a GPU, where one long text holds up attention however few of its rows are read."""
+    costs = StepCosts("cuda")
+    costs.curve = {rows: 4.2 + 0.02 * rows for rows in ROWS}
+    pace = Pace(costs)
+    budgets = []
+    for _ in range(60):
+        reading = pace.budget(31)
+        pace.stepped(7.0 + (6.0 + 0.02 * reading if reading else 0.0), 31, reading)
+        budgets.append(reading)
+    assert min(budgets[30:]) >= 32, "each of four rows would take nearly as long"
+
+
 def test_where_most_wait_their_prompts_are_not_read_by_the_row():
     """Few write, many wait: a step is compared with one of the whole company."""
     curve = {rows: 1.0 + 0.1 * rows for rows in ROWS}

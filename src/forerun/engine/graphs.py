@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import statistics
 import sys
 import threading
 import time
@@ -50,6 +51,7 @@ CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --b
 MOST_GRAPHS = 128
 MOST_BYTES = 1 << 30  # of logits that captures keep, all together
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
+ENOUGH_ROWS = 16  # that are compared before a capture is refused
 log = logging.getLogger("forerun")
 
 OnStart = Callable[[], None]  # called when the device is about to be set to work
@@ -253,16 +255,13 @@ class ForwardRunner(Generic[SlotStorage]):
         return self._forward_plain(batch)
 
     def _capture(self, size: CaptureSize, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
-        """Capture a size, and check it against the plain code on rows like these. They have random
-        tokens: what a text begins with may be a token after which rounding alone makes a large
-        difference."""
+        """Capture a size, and check it against the plain code on rows like these."""
         start = time.perf_counter()
         assert isinstance(self.slots, Slots), "a capturable backbone keeps its keys in Slots"
         fixed = StaticBatch(size, self.slots.table, self.backbone.device)
         fixed.fill(batch, tiles)
         captured = CapturedForward(self._forward_plain, fixed, size.rows, self._pool)
-        like_it = batch.with_tokens(self._random_tokens(batch.rows_5T[TOKEN]))
-        check_logits(self._forward_plain(like_it), captured.replay(like_it, tiles))
+        self._check(captured, batch, tiles)
         logits = captured.replay(batch, tiles)
         self.captured[size] = captured
         self._drop_oldest()
@@ -273,10 +272,33 @@ class ForwardRunner(Generic[SlotStorage]):
         )
         return logits
 
-    def _random_tokens(self, tokens: np.ndarray) -> np.ndarray:
+    def _check(self, captured: CapturedForward, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
+        """Refuse a capture that differs from the plain code on rows with random tokens: what a text
+        begins with may be a token after which rounding alone makes a large difference.
+
+        In half precision that happens after random tokens, too, to a row now and then. So there
+        the middle row of several counts: a wrong kernel is wrong in most of them.
+        """
+        found: list[float] = []
+        draws = 0
+        while not draws or len(found) < ENOUGH_ROWS:
+            like_it = batch.with_tokens(self._random_tokens(batch.rows_5T[TOKEN], draws))
+            pair = self._forward_plain(like_it), captured.replay(like_it, tiles)
+            try:
+                return check_logits(*pair)
+            except RuntimeError:
+                if self.backbone.dtype == torch.float32:
+                    raise
+            found += row_errors(*pair)
+            draws += 1
+        middle = statistics.median(found)
+        if not middle <= TOLERANCE[self.backbone.dtype]:
+            raise RuntimeError(f"half of their logits came out more than {middle:.1%} off")
+
+    def _random_tokens(self, tokens: np.ndarray, draw: int) -> np.ndarray:
         """Other tokens, but for those that are no tokens of the vocabulary."""
         vocab = self.backbone.vocab
-        drawn = np.random.default_rng(len(tokens)).integers(0, vocab, len(tokens))
+        drawn = np.random.default_rng([len(tokens), draw]).integers(0, vocab, len(tokens))
         return np.where(tokens < vocab, drawn, tokens)
 
     def forget_captures(self) -> None:
@@ -437,6 +459,18 @@ def check_logits(plain: Tensor, replayed: Tensor) -> None:
     error = ((plain - replayed)[finite].abs().max() / plain[finite].abs().max()).item()
     if not error <= TOLERANCE[plain.dtype] or not torch.equal(finite, replayed.isfinite()):
         raise RuntimeError(f"their logits came out {error:.1%} off")
+
+
+def row_errors(plain_RV: Tensor, replayed_RV: Tensor) -> list[float]:
+    """Of every row the largest difference, as a share of its largest logit; infinite where other
+    tokens are possible."""
+    finite_RV = plain_RV.isfinite()
+    apart_RV = torch.where(finite_RV, (plain_RV - replayed_RV).abs(), 0)
+    largest_R = torch.where(finite_RV, plain_RV, 0).abs().amax(-1)
+    error_R = (apart_RV.amax(-1) / largest_R).float()
+    same_R = (finite_RV == replayed_RV.isfinite()).all(-1)
+    found: list[float] = torch.where(same_R, error_R, torch.inf).tolist()
+    return found
 
 
 def report_progress(line: str) -> None:

@@ -22,7 +22,8 @@ LEAST = 2
 MOST = 2048
 MORE = 0.8  # of a usual step, that reading may take: what it takes is known from the last chunks
 LOOKS = 3  # chunks whose middle one counts
-RECENT = 9  # steps of one size that count
+RECENT = 9  # steps of one size that count, and chunks
+AS_CHEAP = 1.3  # times what a chunk takes: one of more rows that takes no more is as good
 LOOK_AGAIN = 64  # chunks one after the other, after which a step reads nothing
 
 
@@ -39,6 +40,8 @@ class Pace:
         self._first = self.rows
         self._usual: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._per_row: deque[float] = deque(maxlen=LOOKS)  # seconds, of rows that were read
+        # rows of the last chunks, and the seconds that each added to its step
+        self._added: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._read = 0  # rows of the last chunk
         self._chunks = 0  # since a step that read nothing
         self._looked: set[int] = set()  # sizes of steps that were to read nothing
@@ -54,7 +57,7 @@ class Pace:
             return self.rows
         if writing and self._must_look(rows_bucket(writing)):
             return 0
-        self.rows = power_of_two(self._allowed(writing, max(writing, company)))
+        self.rows = self._as_cheap(*self._allowed(writing, max(writing, company)))
         return self.rows
 
     def _must_look(self, size: int) -> bool:
@@ -67,19 +70,36 @@ class Pace:
         self._chunks = 0
         return True
 
-    def _allowed(self, writing: int, company: int) -> float:
-        """Where a row that is read costs what a written one does, as many as are written are fine.
+    def _as_cheap(self, rows: int, most: int) -> int:
+        """More rows than are allowed, up to so many, if those were seen to take hardly longer than
+        fewer: what a chunk adds to a step may be the price of reading at all."""
+        added: dict[int, list[float]] = defaultdict(list)
+        for size, seconds in self._added:
+            if rows <= size <= most:
+                added[size].append(seconds)
+        if not added:
+            return rows
+        enough = AS_CHEAP * statistics.median(added[min(added)])
+        largest = max(size for size in added if statistics.median(added[size]) <= enough)
+        return largest if largest > min(added) else rows
+
+    def _allowed(self, writing: int, company: int) -> tuple[int, int]:
+        """Rows that are allowed, and the most that the costs of forwards allow.
+
+        Where a row that is read costs what a written one does, as many as are written are fine.
         Later it is known better; then too, no chunk is more than twice as long as the last."""
         usual = self._usual_step(writing)
         if usual is None or not self._per_row:
-            return max(self._first, MORE * company)
+            first = power_of_two(max(self._first, MORE * company))
+            return first, first
         per_row = max(self._per_row[-1], statistics.median(self._per_row), 1e-9)
         allowed = MORE * usual / per_row + (1 + MORE) * (company - writing)
         more = inf
         if self.costs.known:  # a launch of plain text is a step
             whole = self.costs.forward(max(1, company))
             more = MORE * self.costs.at_once * whole + whole - self.costs.forward(max(1, writing))
-        return min(allowed, 2 * max(self._read, self._first), self._fits(writing, more))
+        most = power_of_two(self._fits(writing, more))
+        return min(power_of_two(min(allowed, 2 * max(self._read, self._first))), most), most
 
     def _fits(self, writing: int, more: float) -> int:
         """What fits into so many more seconds by the costs of forwards, where those are known: they
@@ -108,7 +128,9 @@ class Pace:
         self._chunks += 1
         usual = self._usual_step(writing)
         if usual is not None:
-            self._per_row.append(max(0.0, seconds - usual) / reading)
+            added = max(0.0, seconds - usual)
+            self._per_row.append(added / reading)
+            self._added.append((power_of_two(reading), added))
             self._read = reading
 
 
