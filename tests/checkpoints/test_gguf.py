@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 import forerun
 from forerun.checkpoints import gguf as ours
 from forerun.checkpoints import resolve
+from forerun.checkpoints.files import Source
+from forerun.checkpoints.tokenizers import _add_control_tokens, load_tokenizer
 from tests.checkpoints.test_checkpoints import write_gguf
 
 gguf = pytest.importorskip("gguf")
@@ -57,6 +59,21 @@ def test_a_file_gives_the_librarys_weights_and_tokenizer_read_or_kept(tmp_path, 
         assert own.special_tokens_map == tokenizer.special_tokens_map
         assert own.chat_template == tokenizer.chat_template
     assert reads == [1]  # the second time nothing was read
+
+
+def test_control_tokens_are_one_token_each(tmp_path):
+    """Some versions of the library know of a few of them only, and spell the others."""
+    file = tmp_path / "tiny.gguf"
+    write_gguf(str(file))
+    tokenizer = load_tokenizer(Source("tiny", str(tmp_path), "tiny.gguf"))
+    controls = ours.control_tokens(file)
+    assert controls and set(controls) <= set(tokenizer.get_vocab())
+    spelled = [tokenizer.encode(word, add_special_tokens=False) for word in controls]
+    assert spelled == [[tokenizer.convert_tokens_to_ids(word)] for word in controls]
+    plain = next(w for w in tokenizer.get_vocab() if w.isalpha() and len(w) > 1)
+    _add_control_tokens(tokenizer, [plain, *controls])
+    added = tokenizer.added_tokens_decoder[tokenizer.convert_tokens_to_ids(plain)]
+    assert added.special and added.content == plain
 
 
 def damage_by_cutting(folder):

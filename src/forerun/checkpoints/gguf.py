@@ -28,7 +28,8 @@ import numpy as np
 
 from forerun.backbones.measure import cache_folder
 
-FORMAT = 1  # of what is kept
+FORMAT = 2  # of what is kept
+CONTROL = 3  # the kind of tokens that no text spells
 ENDS = 1 << 20  # bytes at either end of a file by which it is known
 MOST_BYTES = 16 << 30  # that is kept in all; the entries used least recently go first
 BLOCKS_AT_ONCE = 1 << 14
@@ -97,6 +98,17 @@ def _reader_class() -> Callable[..., Any]:
             return parts, end
 
     return QuickReader
+
+
+def control_tokens(path: Path) -> list[str]:
+    """Tokens of a file's vocabulary that stand for no text: turns of a chat, parts of a file."""
+    fields = _reader_class()(path).fields
+
+    def values(name: str) -> list[Any]:
+        found = fields.get(f"tokenizer.ggml.{name}")
+        return [] if found is None else [found.parts[place] for place in found.data]
+
+    return [word for word, kind in zip(values("tokens"), values("token_type")) if kind == CONTROL]
 
 
 def widen(data: np.ndarray, kind: Any) -> np.ndarray:

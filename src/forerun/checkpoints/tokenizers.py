@@ -16,6 +16,7 @@ from forerun.checkpoints.files import (
     quiet,
     read_json,
 )
+from forerun.checkpoints.gguf import control_tokens
 from forerun.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -48,7 +49,20 @@ def load_tokenizer(source: Source, config: Any = None) -> PreTrainedTokenizerBas
                 f"model={source.name!r}: its tokenizer cannot be read: {first_line(error)}"
             ) from error
         found = _rebuilt(source, error)
+    if source.gguf:
+        _add_control_tokens(found, control_tokens(path_of(source, source.gguf)))
     return with_white_space(found) if isinstance(found, XLNetTokenizer) else found
+
+
+def _add_control_tokens(tokenizer: Any, words: Iterable[str]) -> None:
+    """Have a tokenizer take control tokens as the one token that each is: some versions of the
+    library know of a few only, and would spell the others."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    missing = [AddedToken(w, special=True, normalized=False) for w in words if w not in known]
+    if missing:
+        tokenizer.add_tokens(missing, special_tokens=True)
 
 
 def _has_tokenizer(source: Source) -> bool:
