@@ -64,7 +64,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=None, help="items of each task")
     parser.add_argument("--shots", type=int, default=None)
     parser.add_argument("--max-tokens", type=int, default=None)
-    parser.add_argument("--lanes", type=int, default=None, help="sequences decoded together")
+    parser.add_argument("--lanes", type=int, default=64, help="sequences decoded together")
     parser.add_argument("--max-context", type=int, default=None)
     parser.add_argument("--device", default=None)
     parser.add_argument("--temperature", type=float, default=0.0)

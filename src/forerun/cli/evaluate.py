@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from itertools import takewhile
 from pathlib import Path
@@ -130,7 +130,9 @@ class EvaluateFlags:
     temperature: Annotated[
         float | None, typer.Option(help="Default 0, greedy; for scattered 1.")
     ] = None
-    batch: Annotated[int, typer.Option(help="Sequences decoded together.")] = 8
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences decoded together; default 8, and 64 on a GPU.")
+    ] = None
     device: Device = None
     dtype: Dtype = None
     quantize: Quantize = None
@@ -159,6 +161,8 @@ def evaluate(flags: EvaluateFlags, options: MethodOptions) -> None:
         list_benchmarks()
         return
     _check(flags, tasks)
+    if flags.batch is None:
+        flags = replace(flags, batch=_usual_batch(flags.device))
     if tasks == [SCATTERED]:
         _evaluate_scattered(flags, options)
         return
@@ -304,6 +308,12 @@ def _model_and_choices(
     return model or _load(flags), choices
 
 
+def _usual_batch(device: str | None) -> int:
+    from forerun.checkpoints.placement import device_named
+
+    return 64 if device_named(device).type == "cuda" else 8
+
+
 def _load(flags: EvaluateFlags) -> Model:
     return load(
         flags.model,
@@ -418,6 +428,7 @@ def _evaluate_scattered(flags: EvaluateFlags, options: MethodOptions) -> None:
     windows = held_out_windows(
         data, tokenizer_of(model), flags.count or DEFAULT_WINDOWS, flags.length
     )
+    assert flags.batch is not None, "a usual one was chosen"
     settings = TaskSettings(temperature, flags.batch, flags.seed)
     with progress_bar(f"{SCATTERED} …") as progress:
         task = ScatteredTask(windows, flags.known, judge)
