@@ -197,10 +197,11 @@ def write_report(out: Path, report: Path) -> None:
     text = ""
     for task in dict.fromkeys(panel[0].settings["task"] for panel in panels):
         own = [panel for panel in panels if panel[0].settings["task"] == task]
-        picture = report.with_name(f"{report.stem}-{task}.svg")
-        picture.write_text(frontier(own))
-        text += f"### {task}\n\n" + "\n".join(map(markdown, own))
-        text += f"\n![{task}: quality against speed]({picture.name})\n\n"
+        text += f"### {task}\n\n" + "\n".join(map(markdown, own)) + "\n"
+        if any(len(panel) > 1 for panel in own):  # one method is beside nothing
+            picture = report.with_name(f"{report.stem}-{task}.svg")
+            picture.write_text(frontier(own))
+            text += f"![{task}: quality against speed]({picture.name})\n\n"
     before, rest = report.read_text().split(START)
     after = rest.split(END)[1]
     report.write_text(f"{before}{START}\n\n{text}{END}{after}")
