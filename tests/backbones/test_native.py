@@ -27,12 +27,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def compiled(folder, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(folder))
-    native.compiled.cache_clear()
+    native.compiled_in.cache_clear()
     if "no C++ compiler" in native.compiled().words:
         pytest.skip("no C++ compiler here")
     assert native.library() is not None, native.compiled().words
     yield
-    native.compiled.cache_clear()
+    native.compiled_in.cache_clear()
 
 
 KINDS = ["int4", "int8", None]
@@ -69,7 +69,7 @@ def test_code_for_any_processor_gives_the_bits_of_this_ones(monkeypatch, tmp_pat
     own = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
     monkeypatch.setattr(native, "FLAGS", [f for f in native.FLAGS if f != "-march=native"])
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    native.compiled.cache_clear()
+    native.compiled_in.cache_clear()
     plain = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
     assert all(map(torch.equal, own, plain))
 
@@ -262,7 +262,7 @@ class TestWithout:
 
     def absent(self, monkeypatch, folder, why):
         monkeypatch.setenv("FORERUN_CACHE", str(folder))
-        native.compiled.cache_clear()
+        native.compiled_in.cache_clear()
         assert native.library() is None
         assert why in native.compiled().words
         assert loaded("int4").backbone._native is None

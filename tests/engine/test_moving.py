@@ -22,11 +22,11 @@ def folder(tmp_path_factory):
 def compiled(folder, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(folder))
     monkeypatch.setattr(continuation, "MOST_TOKENS", 8)
-    native.compiled.cache_clear()
+    native.compiled_in.cache_clear()
     if native.library() is None:
         pytest.skip(native.compiled().words)
     yield
-    native.compiled.cache_clear()
+    native.compiled_in.cache_clear()
 
 
 def pair(graphs=None):

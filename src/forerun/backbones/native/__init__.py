@@ -121,9 +121,13 @@ def runs_floats(dtype: torch.dtype) -> bool:
     return functions is not None and bool(functions.is_fast())
 
 
-@cache
 def compiled() -> Compiled:
-    folder = cache_folder()
+    """What can be had here, with the folder that is named now."""
+    return compiled_in(cache_folder())
+
+
+@cache
+def compiled_in(folder: Path | None) -> Compiled:
     if folder is None:
         return Compiled(None, "not compiled: FORERUN_CACHE=off keeps nothing")
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join([*FLAGS, machine()]).encode()).hexdigest()
