@@ -6,7 +6,8 @@ was found in them is put together. Cuts hang on the vocabulary alone, so a row h
 any company.
 
 R rows, V vocabulary, C stretches, W words of a bitmask. Numbers are float32, sums of laws that are
-drawn from float64: draws are those of the plain code (`noise.py`) but for roundings.
+drawn from float64: draws are those of the plain code (`noise.py`) but for roundings. Triton
+launches on the current device, which need not be the logits' own.
 """
 # mypy: disallow-untyped-defs=False
 
@@ -132,34 +133,36 @@ def _draw(
 def likeliest(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:
     """The first of the likeliest tokens, [R]; -1 where none is possible, or logits are not
     numbers."""
-    peaks = _Peaks(logits_RV, masks_RW)
-    token_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
-    _highest[(len(token_R),)](
-        peaks.best_RC, peaks.where_RC, token_R, peaks.stretches, SIZE=peaks.size, num_warps=1
-    )
+    with torch.cuda.device_of(logits_RV):
+        peaks = _Peaks(logits_RV, masks_RW)
+        token_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
+        _highest[(len(token_R),)](
+            peaks.best_RC, peaks.where_RC, token_R, peaks.stretches, SIZE=peaks.size, num_warps=1
+        )
     return token_R
 
 
 def laws(logits_RV: Tensor, temperature_R: Tensor, masks_RW: Tensor | None = None) -> Tensor:
     """The softmax of allowed logits over their temperature, [R, V]."""
-    peaks = _Peaks(logits_RV, masks_RW, temperature_R)
     rows, vocab = logits_RV.shape
     out_RV = torch.empty(rows, vocab, dtype=torch.float32, device=logits_RV.device)
-    _softmax[(rows, peaks.stretches)](
-        peaks.logits_RV,
-        peaks.masks_RW,
-        peaks.temperature_R,
-        peaks.best_RC,
-        peaks.total_RC,
-        out_RV,
-        vocab,
-        peaks.words,
-        peaks.stretches,
-        MASKED=masks_RW is not None,
-        STRETCH=STRETCH,
-        SIZE=peaks.size,
-        num_warps=WARPS,
-    )
+    with torch.cuda.device_of(logits_RV):
+        peaks = _Peaks(logits_RV, masks_RW, temperature_R)
+        _softmax[(rows, peaks.stretches)](
+            peaks.logits_RV,
+            peaks.masks_RW,
+            peaks.temperature_R,
+            peaks.best_RC,
+            peaks.total_RC,
+            out_RV,
+            vocab,
+            peaks.words,
+            peaks.stretches,
+            MASKED=masks_RW is not None,
+            STRETCH=STRETCH,
+            SIZE=peaks.size,
+            num_warps=WARPS,
+        )
     return out_RV
 
 
@@ -170,18 +173,21 @@ def pick(law_NV: Tensor, u_N: Tensor) -> Tensor:
     stretches = triton.cdiv(vocab, STRETCH)
     total_NC = torch.empty(rows, stretches, dtype=torch.float64, device=law_NV.device)
     outcome_N = torch.empty(rows, dtype=torch.long, device=law_NV.device)
-    _sums[(rows, stretches)](law_NV, total_NC, vocab, stretches, STRETCH=STRETCH, num_warps=WARPS)
-    _draw[(rows,)](
-        law_NV,
-        total_NC,
-        u_N.contiguous(),
-        outcome_N,
-        vocab,
-        stretches,
-        STRETCH=STRETCH,
-        SIZE=triton.next_power_of_2(stretches),
-        num_warps=WARPS,
-    )
+    with torch.cuda.device_of(law_NV):
+        _sums[(rows, stretches)](
+            law_NV, total_NC, vocab, stretches, STRETCH=STRETCH, num_warps=WARPS
+        )
+        _draw[(rows,)](
+            law_NV,
+            total_NC,
+            u_N.contiguous(),
+            outcome_N,
+            vocab,
+            stretches,
+            STRETCH=STRETCH,
+            SIZE=triton.next_power_of_2(stretches),
+            num_warps=WARPS,
+        )
     return outcome_N
 
 
