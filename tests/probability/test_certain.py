@@ -109,6 +109,18 @@ def test_a_program_decides_what_the_plain_code_decides(rule):
     assert ran and not rules._not_capturable
 
 
+def test_a_program_that_keeps_one_token_too_many_is_refused(monkeypatch):
+    """Every program is compared with the plain code before it is used."""
+
+    def wrong(x_BK, p_BL):
+        columns = certain.keep_foreseen(x_BK, p_BL).columns()
+        return Verdict.of_batch(accepted=columns["accepted"] + 1, token=columns["token"])
+
+    monkeypatch.setitem(certain.CERTAIN_TOGETHER, matching, wrong)
+    with pytest.raises(AssertionError):
+        test_a_program_decides_what_the_plain_code_decides(matching)
+
+
 def test_chance_is_left_to_the_plain_code():
     logits = some_logits(3, random.Random(2))
     for warm in (PendingLaws.of(logits, 0, 3, Sampling(temperature=1.0)), torch.rand(3, VOCAB)):

@@ -1,6 +1,9 @@
 """Kernels for laws and draws give what the plain code gives, in any company."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -92,3 +95,54 @@ def test_a_row_has_the_same_bits_in_any_company():
     for row in range(4):
         alone = kernels.laws(logits[row : row + 1], temperature[row : row + 1])
         assert torch.equal(alone[0], together[row])
+
+
+def test_a_quantile_that_is_off_by_a_ten_thousandth_is_caught(monkeypatch):
+    right = kernels.pick
+    monkeypatch.setattr(kernels, "pick", lambda law, u: right(law, (u + 1e-4) % 1))
+    with pytest.raises(AssertionError):
+        test_draws_are_those_of_the_plain_code(VOCABULARIES[-1])
+
+
+def test_a_mask_of_the_wrong_row_is_caught(monkeypatch):
+    right = kernels.likeliest
+    monkeypatch.setattr(
+        kernels,
+        "likeliest",
+        lambda logits, masks=None: right(logits, None if masks is None else masks.roll(1, 0)),
+    )
+    with pytest.raises(AssertionError):
+        test_likeliest_is_the_first_of_the_largest(VOCABULARIES[-1], torch.float32, True)
+
+
+COMPILE = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from forerun.probability import kernels
+
+single, sizes = "*fp32", dict.fromkeys(("vocab", "words", "stretches"), "i32")
+given = dict(logits="*bf16", masks="*i32", temperatures=single, where="*i32", token="*i64")
+given |= dict(best=single, total=single, out=single, **sizes)
+drawn = dict(law=single, total="*fp64", u="*fp64", outcome="*i64", **sizes)
+spans = dict(STRETCH=kernels.STRETCH)
+for kernel, types, fixed in (
+    (kernels._peaks, given, dict(WARM=True, MASKED=True, **spans)),
+    (kernels._highest, given, dict(SIZE=32)),
+    (kernels._softmax, given, dict(MASKED=True, SIZE=32, **spans)),
+    (kernels._sums, drawn, spans),
+    (kernels._draw, drawn, dict(SIZE=128, **spans)),
+):
+    signature = {n: "constexpr" if n in fixed else types[n] for n in kernel.arg_names}
+    compile(ASTSource(kernel, signature, fixed, {}), target=GPUTarget("cuda", 90, 32))
+    print(kernel.__name__)
+"""
+
+
+def test_they_compile_for_a_gpu_that_is_not_there():
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["_peaks", "_highest", "_softmax", "_sums", "_draw"]

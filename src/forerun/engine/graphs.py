@@ -277,7 +277,8 @@ class ForwardRunner(Generic[SlotStorage]):
         begins with may be a token after which rounding alone makes a large difference.
 
         In half precision that happens after random tokens, too, to a row now and then. So there
-        the middle row of several counts: a wrong kernel is wrong in most of them.
+        the middle row of several counts, or one draw without such a row: a wrong kernel is wrong
+        in most of them.
         """
         found: list[float] = []
         draws = 0

@@ -55,15 +55,22 @@ def _peaks(
 
 
 @triton.jit
+def _highest_peak(best, row, stretches, SIZE: tl.constexpr):
+    """All peaks of a row, the highest, and whether any is no number."""
+    at = tl.arange(0, SIZE)
+    peak = tl.load(best + row * stretches + at, at < stretches, -float("inf"))
+    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
+    return peak, tl.max(tl.where(peak == peak, peak, float("inf")), 0), is_none
+
+
+@triton.jit
 def _highest(best, where, token, stretches, SIZE: tl.constexpr):
     """The first token of the highest peak of a row; -1 where there is none, or logits are not
     numbers."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
     inside = at < stretches
-    peak = tl.load(best + row * stretches + at, inside, -float("inf"))
-    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
-    top = tl.max(tl.where(peak == peak, peak, float("inf")), 0)
+    peak, top, is_none = _highest_peak(best, row, stretches, SIZE)
     tokens = tl.load(where + row * stretches + at, inside, 0)
     first = tl.min(tl.where(inside & (peak == top), tokens, 2147483647), 0)
     tl.store(token + row, tl.where(is_none | (top == -float("inf")), -1, first).to(tl.int64))
@@ -77,12 +84,9 @@ def _softmax(
     """exp((x - largest) / T) over its sum, for one stretch."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperatures + row)
+    peak, top, is_none = _highest_peak(best, row, stretches, SIZE)
     part = tl.arange(0, SIZE)
-    known = part < stretches
-    peak = tl.load(best + row * stretches + part, known, -float("inf"))
-    is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
-    top = tl.max(tl.where(peak == peak, peak, float("inf")), 0)
-    mass = tl.load(total + row * stretches + part, known, 0.0)
+    mass = tl.load(total + row * stretches + part, part < stretches, 0.0)
     whole = tl.sum(mass * tl.exp((peak - top) / temperature), 0)
     at = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     x = _possible(logits, masks, row, at, vocab, words, MASKED)
