@@ -38,6 +38,7 @@ from forerun.profile.shapes import SHAPES
 from forerun.sequence.rows import Plan, causal_rows
 
 CUDA = torch.device("cuda")
+LONG = 8192  # slots of the one long text among short ones
 COPIES = 1 << 28  # bytes that the copies of one operand take together: several times the cache
 ROWS = (1, 16, 32, 64, 128, 512)
 TILE_HEIGHTS = (16, 32, 64, 128)
@@ -318,25 +319,34 @@ def between(shape: DecoderSizes, rows: int) -> dict[str, float]:
 
 
 def time_attention(
-    shape: DecoderSizes, lanes: int, held: int, rows: int
+    shape: DecoderSizes, lanes: int, held: int, rows: int, long_rows: int = 0
 ) -> tuple[Tiles[np.ndarray], dict[int, float]]:
-    """How attention cuts some rows after `held` slots, and its time by the number of shares."""
-    layers = max(2, COPIES // (lanes * (held + rows) * shape.groups * shape.dim * 4))
-    context = held + rows
+    """How attention cuts some rows after `held` slots, and its time by the number of pieces. With
+    `long_rows`, one lane has so many rows after LONG slots instead."""
+    context = max(held + rows, LONG + long_rows if long_rows else 0)
+    layers = max(2, COPIES // (lanes * context * shape.groups * shape.dim * 4))
     slot_shape = SlotShape(layers, lanes, context, shape.groups, shape.dim)
     slots = Slots(slot_shape, torch.bfloat16, CUDA)
-    plan = Plan(causal_rows(np.arange(context) % 9), [np.arange(held, context)], context)
-    batch = Batch([(lane, plan, held) for lane in range(lanes)], context, CUDA)
+    texts = [(held, rows)] * (lanes - bool(long_rows)) + [(LONG, long_rows)] * bool(long_rows)
+    batch = Batch(
+        [
+            (lane, Plan(causal_rows(np.arange(n + m) % 9), [np.arange(n, n + m)], n + m), n)
+            for lane, (n, m) in enumerate(texts)
+        ],
+        context,
+        CUDA,
+    )
     chosen = make_tiles(batch, shape.heads, shape.groups, attention_programs(CUDA))
     ready = chosen.to(CUDA)
-    q = half(lanes * rows, shape.heads, shape.dim)
+    q = half(sum(m for _, m in texts), shape.heads, shape.dim)
 
     def taken(splits: int) -> float:
-        cut = replace(ready, splits=splits)
+        by_section = chosen.by_section and splits == chosen.splits
+        cut = replace(ready, splits=splits, by_section=by_section)
         return microseconds(lambda i: attention(i % layers, q, cut, slots, 0.1))
 
-    shares = AT_ONCE * -(-context // (AT_ONCE * SLOTS))
-    return chosen, {splits: taken(splits) for splits in sorted({1, chosen.splits, shares})}
+    counts = {1, chosen.splits, AT_ONCE * -(-context // (AT_ONCE * SLOTS))}
+    return chosen, {splits: taken(splits) for splits in sorted(counts)}
 
 
 def others(shape: DecoderSizes) -> None:
@@ -348,19 +358,22 @@ def others(shape: DecoderSizes) -> None:
             flush=True,
         )
     print("\nattention, us, by splits (* what is chosen)")
-    for lanes, held, rows in (
-        (1, 1023, 1),
-        (1, 1023, 16),
-        (1, 1023, 64),
-        (1, 8191, 1),
-        (32, 1023, 1),
-        (32, 1023, 16),
+    for lanes, held, rows, long_rows in (
+        (1, 1023, 1, 0),
+        (1, 1023, 16, 0),
+        (1, 1023, 64, 0),
+        (1, 8191, 1, 0),
+        (32, 1023, 1, 0),
+        (32, 1023, 16, 0),
+        (32, 511, 1, 1),
+        (32, 511, 1, 64),
+        (32, 511, 1, 512),
     ):
-        chosen, taken = time_attention(shape, lanes, held, rows)
+        chosen, taken = time_attention(shape, lanes, held, rows, long_rows)
         cells = "  ".join(f"{n}{'*' * (n == chosen.splits)} {us:.2f}" for n, us in taken.items())
-        print(
-            f"{lanes:3} x {rows:3} rows after {held}, tiles of {chosen.height}: {cells}", flush=True
-        )
+        beside = f", one {long_rows} after {LONG}" if long_rows else ""
+        what = f"{lanes:3} x {rows:3} rows after {held}{beside}, tiles of {chosen.height}"
+        print(f"{what}: {cells}", flush=True)
 
 
 def main() -> None:

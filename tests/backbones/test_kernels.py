@@ -321,23 +321,27 @@ def test_attention_sees_what_the_five_integers_say(heads, groups, dim, programs)
     assert programs < 4096 or max(seen_splits) > 1
 
 
-def test_attention_has_the_same_bits_however_shares_are_spread(monkeypatch):
-    rows = np.zeros((5, 200), np.int32)
-    rows[2] = np.arange(200) + 1
-    rows[2:, 150:] = [[100], [120], [200]]  # a block that sees itself, behind a gap
-    plan, held = Plan(rows, [np.arange(195, 200)], 200), 195
-    slots = Slots(SlotShape(1, 1, 256, 2, 16), torch.float32, DEVICE)
+@pytest.mark.parametrize("length", [200, 2200])
+def test_attention_has_the_same_bits_however_shares_are_spread(monkeypatch, length):
+    rows = np.zeros((5, length), np.int32)
+    rows[2] = np.arange(length) + 1
+    rows[2:, -50:] = [[length - 100], [length - 80], [length]]  # a block, behind a gap
+    plan, held = Plan(rows, [np.arange(length - 5, length)], length), length - 5
+    short = Causal.after(np.arange(9, dtype=np.int32), [()])
+    slots = Slots(SlotShape(1, 2, length + 56, 2, 16), torch.float32, DEVICE)
     for kept in slots.flat(0):
         kept.copy_(torch.randn(kept.shape, generator=torch.Generator().manual_seed(1)))
-    batch = Batch([(0, plan, held)], slots.table, DEVICE)
+    batch = Batch([(0, plan, held), (1, short, 6)], slots.table, DEVICE)
     q = random(len(batch.slots), 4, 16, seed=2)
     found = []
-    for programs, at_a_time in ((1, 0), (4096, 0), (4096, 4096)):
+    seen = set()
+    for programs, at_a_time in ((1, 0), (16, 0), (4096, 0), (4096, 4096)):
         monkeypatch.setattr(attention, "PROGRAMS", at_a_time)
         tiles = make_tiles(batch, 4, 2, programs)
-        assert (tiles.splits > 1) == (programs > 1)
+        seen.add((tiles.splits > 1, tiles.by_section))
         found.append(attention.attention(0, q, tiles.to(DEVICE), slots, 0.2))
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert seen == {(False, False), (True, False)} | ({(True, True)} if length > 1024 else set())
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_a_tile_loads_only_what_its_rows_see():
@@ -382,11 +386,15 @@ JOBS = [
     (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
     (elementwise._rotate, rotated, heads, {}),
-    (attention._join, joined, dict(D=128, DIM=128, SPLITS=6), dict(num_warps=1)),
+    (attention._join, joined, dict(D=128, DIM=128, SPLITS=24, SECTION=16, RAGGED=False),
+     dict(num_warps=1)),
+    (attention._join, joined, dict(D=128, DIM=128, SPLITS=6, SECTION=1, RAGGED=True),
+     dict(num_warps=1)),
 ]
-for height, split in ((16, True), (64, False)):
-    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=4 if split else 0, HEIGHT=height)
+for height, split, by_section in ((16, 4, False), (64, 0, False), (64, 0, True)):
+    fixed = dict(G=4, FOLD=7, D=128, DIM=128, SPLIT=split, HEIGHT=height)
     fixed |= dict(SLOTS=attention.SLOTS, AT_ONCE=4, PAGE=pages.PAGE)
+    fixed |= dict(SECTION=attention.SECTION, BY_SECTION=by_section)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
 for kind, by_rows in matmul.TILINGS.items():
@@ -458,7 +466,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8 + 6 + 2 * (4 + 2 + sum(map(len, matmul.TILINGS.values())))
+    assert len(lines) == 12 + 6 + 2 * (4 + 2 + sum(map(len, matmul.TILINGS.values())))
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         # Two tiles of keys and of values are on their way while one is worked on: a look-up of a

@@ -477,6 +477,14 @@ def test_every_share_of_a_long_text_has_a_program_if_there_are_few_tiles():
     assert tiles_of(1, held=999, programs=5).splits == 16
 
 
+def test_one_long_text_among_many_is_cut_into_sections():
+    """Or all others would wait for the program that looks at it."""
+    for held, sections in {1000: 1, 1024: 1, 1025: 2, 3000: 3, 8192: 8, 8193: 12}.items():
+        tiles = tiles_of(1, held=held - 1, programs=4)
+        assert (tiles.splits, tiles.by_section) == (sections, sections > 1)
+    assert not tiles_of(90, held=8192, programs=1).by_section  # many tiles: none waits for one
+
+
 def test_tiles_of_plain_text_are_those_of_any_rows():
     """One is arithmetic, the other looks at every row."""
     rng = np.random.default_rng(0)

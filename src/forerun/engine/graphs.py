@@ -69,6 +69,7 @@ class CaptureSize(NamedTuple):
     tiles: int
     height: int
     splits: int
+    by_section: bool
 
     @classmethod
     def of(cls, batch: Batch, tiles: Tiles[np.ndarray]) -> CaptureSize | None:
@@ -89,6 +90,7 @@ class CaptureSize(NamedTuple):
             tiles=round_up(tiles.count, TILE_COUNTS),
             height=tiles.height,
             splits=tiles.splits,
+            by_section=tiles.by_section,
         )
 
 
@@ -117,7 +119,8 @@ class StaticBatch(Batch):
         self._bounds_6N = bounds_6N.view(6, -1)
         self.tokens_T, self.positions_T, *_, self.slots_T, self._pages_T = self._rows_7T
         spans_3T = self._rows_7T[HORIZON : HI + 1]
-        self.tiles = Tiles(self._bounds_6N, spans_3T, size.height, size.splits)
+        cut = (size.height, size.splits, size.by_section)
+        self.tiles = Tiles(self._bounds_6N, spans_3T, *cut)
 
     def set_tokens(self, tokens_T: Tensor, steps: int) -> None:
         """Give rows of plain text, one per sequence, other tokens, so many positions on. Padding

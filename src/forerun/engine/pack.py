@@ -290,6 +290,7 @@ LEAST_ROWS = 16
 TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
 SLOTS = 64  # of one share: slots that are added up together; texts are cut at multiples of it
 AT_ONCE = 4  # shares that a program takes at a time, where each has not one of its own
+SECTION = 16  # shares that are folded together before the next ones are looked at
 TILE_COUNTS = (1, 8, 32, 128, 640)  # an empty tile costs next to nothing
 NO_SLOT = np.int32(np.iinfo(np.int32).max)
 
@@ -299,13 +300,15 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 @dataclass(frozen=True)
 class Tiles(Generic[Array]):
     """Rows as attention kernels take them. Up to `height` neighbouring rows of one sequence form a
-    tile, which looks at slots [0, near) and [lo, far) of its lane. With `splits`, every share of
-    those slots is looked at apart, up to so many; else one program looks at all of them."""
+    tile, which looks at slots [0, near) and [lo, far) of its lane. With `splits`, pieces of those
+    slots are looked at apart, up to so many: each share, or `by_section` each section. Else one
+    program looks at all of them."""
 
     bounds_6N: Array  # of each tile: first row, rows, lane, near, lo, far
     spans_3T: Array  # of each row: horizon, lo, hi
     height: int
     splits: int
+    by_section: bool = False
 
     @property
     def count(self) -> int:
@@ -315,7 +318,8 @@ class Tiles(Generic[Array]):
         def send(array: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device, torch.long)
 
-        return Tiles(send(self.bounds_6N), send(self.spans_3T), self.height, self.splits)
+        bounds_6N, spans_3T = send(self.bounds_6N), send(self.spans_3T)
+        return Tiles(bounds_6N, spans_3T, self.height, self.splits, self.by_section)
 
 
 def round_up(count: int, sizes: Sequence[int]) -> int:
@@ -344,11 +348,22 @@ def make_tiles(
         bounds, height = _any_bounds(batch, low, high)
         _, _, _, near, lo, far = bounds
         longest = int((near + far - lo).max()) + ahead
-    # A program per share pays while there are few tiles. What is captured for some serves all that
-    # round up to as many.
-    few = 2 * round_up(bounds.shape[1], TILE_COUNTS) * key_heads < programs
-    splits = AT_ONCE * _split_count(-(-longest // (AT_ONCE * SLOTS))) if few else 1
-    return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits)
+    splits, by_section = _splits(
+        round_up(bounds.shape[1], TILE_COUNTS) * key_heads, longest, programs
+    )
+    return Tiles(bounds, batch.rows_5T[HORIZON:], height, splits, by_section)
+
+
+def _splits(tiles: int, longest: int, programs: int) -> tuple[int, bool]:
+    """Into how many pieces the slots of so many tiles are cut, and whether these are sections.
+    What is captured for some tiles serves all that round up to as many."""
+    if 2 * tiles < programs:  # few: a program per share pays
+        return AT_ONCE * _split_count(-(-longest // (AT_ONCE * SLOTS))), False
+    sections = -(-longest // (SECTION * SLOTS))
+    # One long text among many short ones would keep all waiting; of many tiles none waits for one.
+    if sections > 1 and tiles <= 4 * programs:
+        return _split_count(sections), True
+    return 1, False
 
 
 def _plain_bounds(batch: Batch, low: int, high: int) -> tuple[np.ndarray, int]:

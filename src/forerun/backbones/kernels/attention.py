@@ -6,9 +6,10 @@ folded in, so keys are read once per tile and never copied. A tile looks at slot
 
 What a row sees comes out in the same bits whatever runs beside it. The slots that a tile looks at
 are numbered, and all its rows have the same numbers for what they see (`pack.make_tiles`). They
-are cut into shares of SLOTS slots, at the same numbers for everybody, and shares are folded
-together one after the other. Whether one program goes through all of them, or each has a program
-of its own, the arithmetic is the same. What a row does not see adds nothing, exactly.
+are cut into shares of SLOTS slots, at the same numbers for everybody. The shares of a section are
+folded together one after the other, then the sections. Whether one program goes through all of
+them, or each section or each share has a program of its own, the arithmetic is the same. What a
+row does not see adds nothing, exactly.
 
 T rows, H heads, G key heads (H/G query heads each), D head size, N tiles.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from forerun.backbones.kernels.launch import launch_options, power_of_two, wait_for_last
 from forerun.engine.cache import Slots
-from forerun.engine.pack import AT_ONCE, SLOTS, Tiles
+from forerun.engine.pack import AT_ONCE, SECTION, SLOTS, Tiles
 
 PROGRAMS = 264  # twice the processors of a large GPU
 LOG2_E = 1.4426950408889634
@@ -38,9 +39,10 @@ def _attention(
     out, shares, tops, masses, scale,
     G: tl.constexpr, FOLD: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
     HEIGHT: tl.constexpr, SLOTS: tl.constexpr, PAGE: tl.constexpr, AT_ONCE: tl.constexpr,
-    LAUNCH: tl.constexpr,
+    SECTION: tl.constexpr, BY_SECTION: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, the heads of one key head; SPLIT: some shares of the slots that it sees."""
+    """One tile of rows, the heads of one key head; SPLIT: some shares of the slots that it sees;
+    BY_SECTION: one section of them."""
     wait_for_last(LAUNCH)
     tile = tl.program_id(0)
     group = tl.program_id(1)
@@ -71,22 +73,59 @@ def _attention(
                 tl.store(shares + entry[:, None] * D + d[None, :], seen, inside)
                 tl.store(tops + entry, top, row_inside)
                 tl.store(masses + entry, mass, row_inside)
+        elif BY_SECTION:
+            piece = tl.program_id(2)
+            start = piece * SECTION * SLOTS
+            entry = (row * G * FOLD + head) * splits + piece
+            if start < end:
+                best, total, folded = _see_section(
+                    query, keys + group * D, values + group * D, pages, slot_stride,
+                    horizon, row_lo, row_hi, near, lo, start, end, scale,
+                    D, DIM, HEIGHT, SLOTS, PAGE, AT_ONCE, SECTION,
+                )  # fmt: skip
+                tl.store(shares + entry[:, None] * D + d[None, :], folded, inside)
+                tl.store(tops + entry, best, row_inside)
+                tl.store(masses + entry, total, row_inside)
+            else:  # nothing to see, and nothing is read but this
+                tl.store(tops + entry, tl.full([HEIGHT], float("-inf"), tl.float32), row_inside)
+                tl.store(masses + entry, tl.zeros([HEIGHT], tl.float32), row_inside)
         else:
-            best = tl.full([HEIGHT], float("-inf"), tl.float32)
-            total = tl.zeros([HEIGHT], tl.float32)
-            folded = tl.zeros([HEIGHT, DIM], tl.float32)
-            for begin in range(0, end, AT_ONCE * SLOTS):
-                near_pages = _near_pages(pages, begin, near, PAGE)
-                far_pages = _far_pages(pages, begin, end, near, lo, PAGE)
-                for at in range(begin, tl.minimum(begin + AT_ONCE * SLOTS, end), SLOTS):
-                    top, mass, seen = _see_share(
-                        query, keys + group * D, values + group * D, near_pages, far_pages,
-                        slot_stride, horizon, row_lo, row_hi, near, lo, begin, at, end,
-                        scale, D, DIM, SLOTS, PAGE,
-                    )  # fmt: skip
-                    best, total, folded = _fold(best, total, folded, top, mass, seen)
+            highest = tl.full([HEIGHT], float("-inf"), tl.float32)
+            whole = tl.zeros([HEIGHT], tl.float32)
+            joined = tl.zeros([HEIGHT, DIM], tl.float32)
+            for start in range(0, end, SECTION * SLOTS):
+                best, total, folded = _see_section(
+                    query, keys + group * D, values + group * D, pages, slot_stride,
+                    horizon, row_lo, row_hi, near, lo, start, end, scale,
+                    D, DIM, HEIGHT, SLOTS, PAGE, AT_ONCE, SECTION,
+                )  # fmt: skip
+                highest, whole, joined = _fold(highest, whole, joined, best, total, folded)
             place = out + (row[:, None] * G * FOLD + head[:, None]) * D + d[None, :]
-            tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], inside)
+            tl.store(place, joined / tl.where(whole == 0, 1.0, whole)[:, None], inside)
+
+
+@triton.jit
+def _see_section(
+    query, keys, values, pages, slot_stride, horizon, row_lo, row_hi, near, lo, start, end, scale,
+    D: tl.constexpr, DIM: tl.constexpr, HEIGHT: tl.constexpr, SLOTS: tl.constexpr,
+    PAGE: tl.constexpr, AT_ONCE: tl.constexpr, SECTION: tl.constexpr,
+):  # fmt: skip
+    """The shares of one section, folded together."""
+    best = tl.full([HEIGHT], float("-inf"), tl.float32)
+    total = tl.zeros([HEIGHT], tl.float32)
+    folded = tl.zeros([HEIGHT, DIM], tl.float32)
+    stop = tl.minimum(start + SECTION * SLOTS, end)
+    for begin in range(start, stop, AT_ONCE * SLOTS):
+        near_pages = _near_pages(pages, begin, near, PAGE)
+        far_pages = _far_pages(pages, begin, end, near, lo, PAGE)
+        for at in range(begin, tl.minimum(begin + AT_ONCE * SLOTS, stop), SLOTS):
+            top, mass, seen = _see_share(
+                query, keys, values, near_pages, far_pages,
+                slot_stride, horizon, row_lo, row_hi, near, lo, begin, at, end,
+                scale, D, DIM, SLOTS, PAGE,
+            )  # fmt: skip
+            best, total, folded = _fold(best, total, folded, top, mass, seen)
+    return best, total, folded
 
 
 @triton.jit
@@ -197,22 +236,32 @@ def _sees(slot, horizon, lo, hi):
 @triton.jit
 def _join(
     shares, tops, masses, out,
-    D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, LAUNCH: tl.constexpr,
+    D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, SECTION: tl.constexpr,
+    RAGGED: tl.constexpr, LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """Fold the shares of one row's head together, as one program would have."""
+    """Fold the pieces of one row's head together, as one program would have: SECTION of them at a
+    time. RAGGED: values of those without mass were not stored."""
     wait_for_last(LAUNCH)
     entry = tl.program_id(0).to(tl.int64)[None] * SPLITS
     d = tl.arange(0, DIM)[None, :]
-    best = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    folded = tl.zeros([1, DIM], tl.float32)
-    for split in tl.range(0, SPLITS, loop_unroll_factor=4):
-        top = tl.load(tops + entry + split)
-        mass = tl.load(masses + entry + split)
-        seen = tl.load(shares + (entry + split)[:, None] * D + d, d < D, 0)
-        best, total, folded = _fold(best, total, folded, top, mass, seen)
+    highest = tl.full([1], float("-inf"), tl.float32)
+    whole = tl.zeros([1], tl.float32)
+    joined = tl.zeros([1, DIM], tl.float32)
+    for start in tl.static_range(0, SPLITS, SECTION):
+        best = tl.full([1], float("-inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
+        folded = tl.zeros([1, DIM], tl.float32)
+        for split in tl.range(start, min(start + SECTION, SPLITS), loop_unroll_factor=4):
+            top = tl.load(tops + entry + split)
+            mass = tl.load(masses + entry + split)
+            stored = d < D
+            if RAGGED:
+                stored = stored & (top > float("-inf"))[:, None]
+            seen = tl.load(shares + (entry + split)[:, None] * D + d, stored, 0)
+            best, total, folded = _fold(best, total, folded, top, mass, seen)
+        highest, whole, joined = _fold(highest, whole, joined, best, total, folded)
     place = out + tl.program_id(0).to(tl.int64) * D + d
-    tl.store(place, folded / tl.where(total == 0, 1.0, total)[:, None], d < D)
+    tl.store(place, joined / tl.where(whole == 0, 1.0, whole)[:, None], d < D)
 
 
 def attention(
@@ -233,7 +282,8 @@ def attention(
     height = max(16, power_of_two(tiles.height * heads // groups))
     launch = launch_options(out_TE, rows)
     # One share per program, as long as the device runs all of them at a time.
-    each = 1 if tiles.count * groups * splits <= PROGRAMS else AT_ONCE
+    few = tiles.by_section or tiles.count * groups * splits <= PROGRAMS
+    each = 1 if few else AT_ONCE
     _attention[(tiles.count, groups, splits // each if splits > 1 else 1)](
         q_THD,
         keys,
@@ -255,11 +305,13 @@ def attention(
         FOLD=heads // groups,
         D=dim,
         DIM=max(16, power_of_two(dim)),
-        SPLIT=each if splits > 1 else 0,
+        SPLIT=each if splits > 1 and not tiles.by_section else 0,
         HEIGHT=height,
         SLOTS=SLOTS,
         PAGE=table.size,
         AT_ONCE=AT_ONCE,
+        SECTION=SECTION,
+        BY_SECTION=tiles.by_section,
         num_warps=4 if (height <= 64 and splits > 1) or height <= 32 else 8,
         num_stages=3 if height <= 64 else 2,
         **launch,
@@ -267,6 +319,7 @@ def attention(
     if splits > 1:
         _join[(rows * heads,)](
             shares, tops, masses, out_TE,
-            D=dim, DIM=power_of_two(dim), SPLITS=splits, num_warps=1, **launch,
+            D=dim, DIM=power_of_two(dim), SPLITS=splits, RAGGED=tiles.by_section,
+            SECTION=1 if tiles.by_section else SECTION, num_warps=1, **launch,
         )  # fmt: skip
     return out_TE
