@@ -665,8 +665,27 @@ def test_old_captures_make_room(monkeypatch):
         return [size.rows for size in m.host.runner.captured]
 
     assert twice(1, 3, 9, 1) == [16, 1]
-    monkeypatch.setattr(graphs, "MOST_BYTES", 1)
+    monkeypatch.setattr(m.host.runner, "_most_bytes", 1)
     assert twice(3) == [4]
+
+
+def test_a_capture_serves_batches_that_are_not_much_smaller(monkeypatch):
+    monkeypatch.setattr(graphs, "COVERED_BEFORE", 3)
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=1, max_context=128, graphs=True)
+    runner = m.host.runner
+
+    def forward(rows):
+        plan = Causal.after(np.arange(rows, dtype=np.int32), [()])
+        batch = Batch([(0, plan, 0)], m.host.slots.table, DEVICE)
+        torch.testing.assert_close(
+            runner.forward(batch), runner._forward_plain(batch), rtol=1e-3, atol=1e-4
+        )
+        return [size.rows for size in runner.captured], runner.is_warm
+
+    assert [forward(70) for _ in range(2)] == [([], False), ([80], False)]
+    assert [forward(60) for _ in range(4)] == 3 * [([80], True)] + [([80, 64], False)]
+    assert forward(40) == ([80, 64], True)  # of 64, too
+    assert forward(30) == ([80, 64], False)  # of 32: twice as large would cost too much
 
 
 def test_tiny_names():

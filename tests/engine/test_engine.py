@@ -479,7 +479,7 @@ def test_every_share_of_a_long_text_has_a_program_if_there_are_few_tiles():
 
 def test_one_long_text_among_many_is_cut_into_sections():
     """Or all others would wait for the program that looks at it."""
-    for held, sections in {1000: 1, 1024: 1, 1025: 2, 3000: 3, 8192: 8, 8193: 12}.items():
+    for held, sections in {1000: 1, 1024: 1, 1025: 4, 4096: 4, 4097: 16, 70_000: 69}.items():
         tiles = tiles_of(1, held=held - 1, programs=4)
         assert (tiles.splits, tiles.by_section) == (sections, sections > 1)
     assert not tiles_of(90, held=8192, programs=1).by_section  # many tiles: none waits for one

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -49,7 +49,11 @@ SIZES = (1, 4, 8, 16, 32, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640)
 FEW_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, SIZES[-1])  # of rows that are read, if they are few
 CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --blas`
 MOST_GRAPHS = 128
-MOST_BYTES = 1 << 30  # of logits that captures keep, all together
+LOGIT_SHARE = 1 / 32  # of a GPU's memory that the logits of captures take at most, all together
+LOGIT_BYTES = 1 << 30  # the same elsewhere
+MUCH_LARGER = 1.5  # times the rows: so large a capture does not serve a smaller batch
+SEEN_BEFORE = 1  # times that a size is met before it is captured: a prompt's may never come again
+COVERED_BEFORE = 16  # the same, if a capture of a larger size serves meanwhile
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 ENOUGH_ROWS = 16  # that are compared before a capture is refused
 log = logging.getLogger("forerun")
@@ -91,6 +95,17 @@ class CaptureSize(NamedTuple):
             height=tiles.height,
             splits=tiles.splits,
             by_section=tiles.by_section,
+        )
+
+    def covers(self, other: CaptureSize) -> bool:
+        """Has it room for all that another has room for, and not much more?"""
+        same_kind = (self.height, self.by_section) == (other.height, other.by_section)
+        return (
+            same_kind
+            and other.rows <= self.rows <= MUCH_LARGER * other.rows
+            and self.reads >= other.reads
+            and self.tiles >= other.tiles
+            and self.splits >= other.splits
         )
 
 
@@ -186,7 +201,7 @@ class ForwardRunner(Generic[SlotStorage]):
         self.captured: OrderedDict[CaptureSize, CapturedForward] = OrderedDict()
         self.seconds = 0.0  # spent on captures
         self.is_warm = True  # or was the last forward one that will be captured, or just was?
-        self._seen_once: set[CaptureSize] = set()
+        self._seen: Counter[CaptureSize] = Counter()
         device = backbone.device
         # In float32 a large tile would not fit into registers.
         large_heads = backbone.dtype == torch.float32 and backbone.head_dim >= 64
@@ -194,6 +209,10 @@ class ForwardRunner(Generic[SlotStorage]):
         on_gpu = has_kernels and device.type == "cuda"
         self._programs = attention_programs(device) if on_gpu else 16
         self._pool: PoolHandle | None = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._most_bytes = LOGIT_BYTES
+        if on_gpu:
+            memory = torch.cuda.get_device_properties(device).total_memory
+            self._most_bytes = int(LOGIT_SHARE * memory)
 
     def forward(self, batch: Batch, on_start: OnStart = _ignore) -> Tensor:
         """Logits of the rows that are read."""
@@ -230,7 +249,20 @@ class ForwardRunner(Generic[SlotStorage]):
 
     def has_captured(self, batch: Batch) -> bool:
         """Would a forward of this batch be a replay?"""
-        return self.capture_enabled and self._size(batch)[1] in self.captured
+        if not self.capture_enabled:
+            return False
+        _, size = self._size(batch)
+        return size is not None and self._find(size) is not None
+
+    def _find(self, size: CaptureSize) -> CapturedForward | None:
+        """The capture of a size, or of one that is not much larger."""
+        if size not in self.captured:
+            larger = [one for one in self.captured if one.covers(size)]
+            if not larger:
+                return None
+            size = min(larger)
+        self.captured.move_to_end(size)
+        return self.captured[size]
 
     def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
         tiles = self.tiles(batch, ahead=batch.moved.most if batch.moved is not None else 0)
@@ -238,18 +270,20 @@ class ForwardRunner(Generic[SlotStorage]):
 
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
         tiles, size = self._size(batch)
-        self.is_warm = size is None or size in self.captured
         if size is None:
+            self.is_warm = True
             on_start()
             return self._forward_by_kernels(batch, tiles)
-        captured = self.captured.get(size)
-        if captured is not None:
-            self.captured.move_to_end(size)
+        captured = self._find(size)
+        waits = SEEN_BEFORE if captured is None else COVERED_BEFORE
+        capture_now = size not in self.captured and self._seen[size] >= waits
+        self._seen[size] += 1
+        self.is_warm = captured is not None and not capture_now
+        if captured is not None and not capture_now:
             return captured.replay(batch, tiles, on_start)
         on_start()
-        if size in self._seen_once:
+        if capture_now:
             return self._capture(size, batch, tiles)
-        self._seen_once.add(size)  # the size of a prompt may never come again
         return self._forward_by_kernels(batch, tiles)
 
     def _forward_by_kernels(self, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
@@ -314,7 +348,7 @@ class ForwardRunner(Generic[SlotStorage]):
     def _drop_oldest(self) -> None:
         """Drop the captures that were used least recently, until the rest is within bounds."""
         while len(self.captured) > MOST_GRAPHS or (
-            len(self.captured) > 1 and self._logit_bytes() > MOST_BYTES
+            len(self.captured) > 1 and self._logit_bytes() > self._most_bytes
         ):
             self.captured.popitem(last=False)
 

@@ -291,6 +291,7 @@ TILE_ROWS = 64  # rows times heads that one tile of attention holds at most
 SLOTS = 64  # of one share: slots that are added up together; texts are cut at multiples of it
 AT_ONCE = 4  # shares that a program takes at a time, where each has not one of its own
 SECTION = 16  # shares that are folded together before the next ones are looked at
+SECTION_COUNTS = (4, 16, 64)  # few: a text grows through them while it is read
 TILE_COUNTS = (1, 8, 32, 128, 640)  # an empty tile costs next to nothing
 NO_SLOT = np.int32(np.iinfo(np.int32).max)
 
@@ -362,7 +363,7 @@ def _splits(tiles: int, longest: int, programs: int) -> tuple[int, bool]:
     sections = -(-longest // (SECTION * SLOTS))
     # One long text among many short ones would keep all waiting; of many tiles none waits for one.
     if sections > 1 and tiles <= 4 * programs:
-        return _split_count(sections), True
+        return round_up(sections, SECTION_COUNTS), True
     return 1, False
 
 
