@@ -685,7 +685,8 @@ def test_a_capture_serves_batches_that_are_not_much_smaller(monkeypatch):
     assert [forward(70) for _ in range(2)] == [([], False), ([80], False)]
     assert [forward(60) for _ in range(4)] == 3 * [([80], True)] + [([80, 64], False)]
     assert forward(40) == ([80, 64], True)  # of 64, too
-    assert forward(30) == ([80, 64], False)  # of 32: twice as large would cost too much
+    assert forward(20) == ([80, 64], True)  # of 32, for which 64 do
+    assert forward(100) == ([80, 64], False)
 
 
 def test_tiny_names():

@@ -111,6 +111,52 @@ def test_what_was_begun_for_a_text_that_ended_is_left_alone(ahead):
     assert 2 in ahead and 1 in ahead
 
 
+@pytest.mark.parametrize("graphs", [None, True])
+@pytest.mark.parametrize("sampling", list(SAMPLINGS))
+def test_prompts_are_read_in_what_is_begun_ahead(sampling, graphs, ahead):
+    """In chunks, the last of which answers: streams beside them need not wait for the host."""
+    long = [list(np.random.default_rng(n).integers(5, 90, n)) for n in (40, 33)]
+    how = dict(max_tokens=24, ignore_eos=True, method="ar", **SAMPLINGS[sampling])
+    texts = (*PROMPTS[:2], *long)
+    alone = [said([fresh(max_context=96).generate(p, **how)])[0][:4] for p in texts]
+    m = stepped(fresh(lanes=4, max_context=96))
+    if graphs:
+        m.host.runner.__init__(m.backbone, m.host.slots, graphs=True)
+    m.host.pace = Pace(m.host.costs, 8)
+    jobs = [m.submit(prompt, **how) for prompt in PROMPTS[:2]]
+    for _ in range(6):
+        m.engine.step()
+    jobs += [m.submit(prompt, **how) for prompt in long]
+    m.engine.step()
+    before = m.engine.clock.forwards
+    seen = len(ahead)
+    while not jobs[-1].jobs[0].seq.trace.forwards:
+        m.engine.step()
+    chunks = m.engine.clock.forwards - before
+    assert len(ahead) - seen >= chunks - 3 > 3  # all but those in which somebody joins
+    m.engine.run()
+    assert [said(job.results())[0][:4] for job in jobs] == alone
+
+
+def test_a_prompt_that_ends_while_it_is_read_ahead_takes_nothing_with_it(ahead):
+    m = stepped(fresh(lanes=3, max_context=96))
+    how = dict(max_tokens=30, ignore_eos=True, method="ar")
+    expected = [m.generate(prompt, **how).token_ids for prompt in PROMPTS[:2]]
+    m.host.pace = Pace(m.host.costs, 8)
+    jobs = [m.submit(prompt, **how) for prompt in PROMPTS[:2]]
+    for _ in range(6):
+        m.engine.step()
+    reader = m.submit([7] * 60, **how)
+    for _ in range(6):
+        m.engine.step()
+    assert m.engine._prefetched is None or m.engine._prefetched.reading
+    reader.cancel()
+    assert reader.jobs[0].seq.finish_reason == "cancelled"
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == expected
+    assert not m.engine.running and len(m.engine.free_lanes) == 3
+
+
 def test_a_request_that_joins_is_not_left_behind(ahead):
     """Those whose forward was begun are answered first; then all go on together."""
     m = stepped(fresh(lanes=2))

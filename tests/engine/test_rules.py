@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from forerun.engine import engine as engine_file
+from forerun.engine import rules as rules_file
 from forerun.engine.rules import RuleBatch, RuleProgram, Rules, note
 from forerun.errors import NotAble
 from forerun.families import base
@@ -18,17 +19,9 @@ from tests.helpers import fresh, stepped
 from tests.methods.test_steps import CASES, FILE, steps_of
 
 
-class Everything:
-    """The sizes that were seen before, where all are captured at once."""
-
-    def __contains__(self, size):
-        return True
-
-
 class ByProgram(Rules):
     def __init__(self, sampler, graphs=None):
         super().__init__(sampler, graphs=True)
-        self._seen_once = Everything()
 
 
 @pytest.fixture
@@ -43,6 +36,8 @@ def programs(monkeypatch):
 
     monkeypatch.setattr(RuleProgram, "run", counted)
     monkeypatch.setattr(engine_file, "Rules", ByProgram)
+    monkeypatch.setattr(rules_file, "SEEN_BEFORE", 0)  # all sizes are captured at once
+    monkeypatch.setattr(rules_file, "COVERED_BEFORE", 0)
     return ran
 
 
@@ -52,6 +47,25 @@ def test_every_method_takes_the_same_steps_by_programs(programs, method, caplog)
     assert list(steps_of(method)) == expected
     assert len(programs) > len(set(programs)) > 0
     assert not caplog.records  # no program said anything else than the plain code
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_programs_for_more_do_for_fewer(programs, method, monkeypatch, caplog):
+    """A size that is met for the first time is left to a larger one, if there is any."""
+    monkeypatch.setattr(rules_file, "COVERED_BEFORE", 10**6)
+    covered = []
+    find = Rules._find
+
+    def counted(self, size):
+        found = find(self, size)
+        covered.append(found is not None and found != size)
+        return found
+
+    monkeypatch.setattr(Rules, "_find", counted)
+    expected = [one for one in FILE.read_text().splitlines() if one.split()[0] == method]
+    assert list(steps_of(method)) == expected
+    assert not caplog.records
+    assert any(covered) or method not in ("lookup", "specdiff", "ssd", "assd")
 
 
 def test_rows_of_a_batch_keep_their_own_parameters(programs):

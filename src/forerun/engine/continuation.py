@@ -59,6 +59,8 @@ SECONDS_PER_PARAMETER = 1e-12
 LAUNCH_SECONDS_ON_CPU = 2.5e-2
 BYTES_PER_SECOND_ON_CPU = 2e10
 ASKED_BEFORE = 4  # times that a size is met before it is worth a capture
+COVERED_BEFORE = 64  # the same, if a program for more sequences serves meanwhile
+MUCH_LARGER = 8  # times the sequences: a program for so many is no substitute
 
 
 class ProgramSize(NamedTuple):
@@ -68,6 +70,14 @@ class ProgramSize(NamedTuple):
     tokens: int
     warp: Warp
     temperature: float
+
+    def covers(self, other: ProgramSize) -> bool:
+        """Does it do the same, for as many sequences at least?"""
+        most_rows = MUCH_LARGER * other.forward.rows
+        return self[1:] == other[1:] and self.forward.covers(other.forward, most_rows)
+
+
+Example = tuple[Batch, Tiles[np.ndarray], Tensor]  # rows, and the logits before them
 
 
 class Continuations:
@@ -123,7 +133,8 @@ class Continuations:
     def has_written(self, sequences: int) -> bool:
         """Is there a program for so many sequences?"""
         rows = round_up(sequences, SIZES)
-        return self._can and any(size.forward.rows == rows for size in self._programs)
+        sizes = [size.forward.rows for size in self._programs]
+        return self._can and any(rows <= most <= MUCH_LARGER * rows for most in sizes)
 
     def run(
         self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: Tensor
@@ -161,16 +172,31 @@ class Continuations:
         assert forward is not None, "lanes are fewer than rows of a capture"
         warp, columns_4B = self._warps.of(samplings, logits_BV.shape[1])
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
-        program = self._programs.get(size)
+        program = self._program(size, asked[0].drafting, lambda: (batch, tiles, logits_BV))
         if program is None:
-            self._asked[size] += 1
-            if not asked[0].drafting and self._asked[size] < ASKED_BEFORE:
-                return None
-            program = self._make(size, batch, tiles, logits_BV)
-            if not self._works and not asked[0].drafting:
-                return None  # a wrong draft is only slower; a wrong text is wrong
-        self._programs.move_to_end(size)
+            return None
         return program.run(batch, tiles, logits_BV, columns_4B, u_Bk)
+
+    def _program(
+        self, size: ProgramSize, drafting: bool, example: Callable[[], Example]
+    ) -> WritingProgram | None:
+        """The program for a size, or for more sequences. None for plain text of a size that is not
+        worth a program yet, and where programs do not work."""
+        found = size
+        if size not in self._programs:
+            larger = [one for one in self._programs if one.covers(size)]
+            self._asked[size] += 1
+            before = COVERED_BEFORE if larger else 1 if drafting else ASKED_BEFORE
+            if self._asked[size] >= before:
+                self._make(size, *example())
+                if not self._works and not drafting:
+                    return None  # a wrong draft is only slower; a wrong text is wrong
+            elif larger:
+                found = min(larger, key=lambda one: one.forward)
+            else:
+                return None
+        self._programs.move_to_end(found)
+        return self._programs[found]
 
     def _write_likeliest(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor
@@ -212,7 +238,7 @@ class Continuations:
 
     def _make(
         self, size: ProgramSize, batch: Batch, tiles: Tiles[np.ndarray], logits_BV: Tensor
-    ) -> WritingProgram:
+    ) -> None:
         if self._pool is None and batch.device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
         program = WritingProgram(self._host, size, batch, tiles, logits_BV, self._pool)
@@ -224,7 +250,6 @@ class Continuations:
         except RuntimeError as error:
             self._works = False  # the next ones are written token by token
             warn_not_captured("tokens written on", error)
-        return program
 
     def _check(
         self, program: WritingProgram, batch: Batch, tiles: Tiles[np.ndarray], logits_BV: Tensor

@@ -29,7 +29,7 @@ from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
-from forerun.engine.prefetch import Prefetch, foresee
+from forerun.engine.prefetch import Prefetch, TokenPrefetch, foresee
 from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -464,19 +464,32 @@ class Engine:
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
-        if len(served) != len(self.running):
-            return
         works_on_its_own = applied.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
-        prefetched = foresee(served, applied) if enabled else None
-        if prefetched is not None:
-            host = prefetched.host
-            batch = prefetched.batch(applied)
-            if batch.moved is not None and not host.runner.has_captured(batch):
-                return  # only a captured forward takes its positions from the device
-            prefetched.begin()
-            prefetched.logits_RV = self._timed_forward(host, batch)
+        alone = len(served) == len(self.running)
+        prefetched = foresee(served, applied, alone) if enabled else None
+        if prefetched is None or not (alone or self._read_beside(prefetched)):
+            return
+        host = prefetched.host
+        batch = prefetched.batch(applied)
+        if batch.moved is not None and not host.runner.has_captured(batch):
+            return  # only a captured forward takes its positions from the device
+        prefetched.begin()
+        parts = prefetched.reading
+        for part in parts:
+            host.memos[part.one.lane].forget()  # as in any forward
+        rows = sum(part.plan.length - part.start for part in parts)
+        prefetched.logits_RV = self._timed_forward(host, batch, reading=rows)
+        for part in parts:
+            host.memos[part.one.lane].ran(part.plan, part.start)
         self._prefetched = prefetched
+
+    def _read_beside(self, prefetched: Prefetch) -> bool:
+        """Have the others read in a forward that begins ahead, if that is what they wait for."""
+        if not isinstance(prefetched, TokenPrefetch):
+            return False
+        parts = Turn(prefetched.host, self.running).beside(len(prefetched.running))
+        return parts is not None and prefetched.read_beside(parts)
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""

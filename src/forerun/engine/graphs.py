@@ -51,9 +51,10 @@ CUBLASLT_ROWS = range(17, 161)  # where cuBLASLt is faster, by `bench/gpu.py --b
 MOST_GRAPHS = 128
 LOGIT_SHARE = 1 / 32  # of a GPU's memory that the logits of captures take at most, all together
 LOGIT_BYTES = 1 << 30  # the same elsewhere
-MUCH_LARGER = 1.5  # times the rows: so large a capture does not serve a smaller batch
+CHEAP_ROWS = 64  # so many take hardly longer than one
+MUCH_LARGER = 1.5  # times the rows: so large a capture does not serve a batch of more rows
 SEEN_BEFORE = 1  # times that a size is met before it is captured: a prompt's may never come again
-COVERED_BEFORE = 16  # the same, if a capture of a larger size serves meanwhile
+COVERED_BEFORE = 64  # the same, if a capture of more rows serves meanwhile
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the largest logit
 ENOUGH_ROWS = 16  # that are compared before a capture is refused
 log = logging.getLogger("forerun")
@@ -97,12 +98,13 @@ class CaptureSize(NamedTuple):
             by_section=tiles.by_section,
         )
 
-    def covers(self, other: CaptureSize) -> bool:
-        """Has it room for all that another has room for, and not much more?"""
+    def covers(self, other: CaptureSize, most_rows: float) -> bool:
+        """Has it room for all that another has room for, in so many rows at most? Empty tiles and
+        splits cost next to nothing."""
         same_kind = (self.height, self.by_section) == (other.height, other.by_section)
         return (
             same_kind
-            and other.rows <= self.rows <= MUCH_LARGER * other.rows
+            and other.rows <= self.rows <= most_rows
             and self.reads >= other.reads
             and self.tiles >= other.tiles
             and self.splits >= other.splits
@@ -174,7 +176,7 @@ class StaticBatch(Batch):
             self._host_sources[rows:] = 0
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
-            self.tokens_T[:rows] = batch.drawn_T
+            self.tokens_T[: len(batch.drawn_T)] = batch.drawn_T
         if batch.moved is not None:
             on_T = batch.moved.of_rows(rows)
             self._rows_7T[POSITION : HORIZON + 1, :rows] += on_T
@@ -254,15 +256,12 @@ class ForwardRunner(Generic[SlotStorage]):
         _, size = self._size(batch)
         return size is not None and self._find(size) is not None
 
-    def _find(self, size: CaptureSize) -> CapturedForward | None:
-        """The capture of a size, or of one that is not much larger."""
-        if size not in self.captured:
-            larger = [one for one in self.captured if one.covers(size)]
-            if not larger:
-                return None
-            size = min(larger)
-        self.captured.move_to_end(size)
-        return self.captured[size]
+    def _find(self, size: CaptureSize) -> CaptureSize | None:
+        """This size if it is captured, else the least that is and covers it."""
+        if size in self.captured:
+            return size
+        most = max(CHEAP_ROWS, MUCH_LARGER * size.rows)
+        return min((one for one in self.captured if one.covers(size, most)), default=None)
 
     def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
         tiles = self.tiles(batch, ahead=batch.moved.most if batch.moved is not None else 0)
@@ -274,17 +273,23 @@ class ForwardRunner(Generic[SlotStorage]):
             self.is_warm = True
             on_start()
             return self._forward_by_kernels(batch, tiles)
-        captured = self._find(size)
-        waits = SEEN_BEFORE if captured is None else COVERED_BEFORE
-        capture_now = size not in self.captured and self._seen[size] >= waits
-        self._seen[size] += 1
-        self.is_warm = captured is not None and not capture_now
-        if captured is not None and not capture_now:
-            return captured.replay(batch, tiles, on_start)
+        found = self._find(size)
+        capture_now = self._is_time_to_capture(size, found)
+        self.is_warm = found is not None and not capture_now
+        if found is not None and not capture_now:
+            self.captured.move_to_end(found)
+            return self.captured[found].replay(batch, tiles, on_start)
         on_start()
         if capture_now:
             return self._capture(size, batch, tiles)
         return self._forward_by_kernels(batch, tiles)
+
+    def _is_time_to_capture(self, size: CaptureSize, found: CaptureSize | None) -> bool:
+        """Is a size met often enough, given what else would serve?"""
+        if found is not None and found.rows == size.rows:
+            return False
+        self._seen[size] += 1
+        return self._seen[size] > (SEEN_BEFORE if found is None else COVERED_BEFORE)
 
     def _forward_by_kernels(self, batch: Batch, tiles: Tiles[np.ndarray]) -> Tensor:
         """What a capture would do, launched one by one: a forward has the same bits either way."""

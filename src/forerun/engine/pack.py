@@ -67,7 +67,7 @@ class Batch:
 
     # The rows as attention kernels take them. Without tiles, attention goes by segments.
     tiles: Tiles[Tensor] | None = None
-    # The rows' tokens, where they were drawn on the device and the host does not know them yet.
+    # Tokens of the first rows, drawn on the device: the host does not know them yet.
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
@@ -154,7 +154,10 @@ class Batch:
 
     @cached_property
     def tokens_T(self) -> Tensor:
-        return self._integers[0] if self.drawn_T is None else self.drawn_T
+        known_T = self._integers[0]
+        if self.drawn_T is None:
+            return known_T
+        return torch.cat([self.drawn_T, known_T[len(self.drawn_T) :]])
 
     @cached_property
     def positions_T(self) -> Tensor:

@@ -6,7 +6,7 @@ arithmetic on numbers that the device has. So the next forward can be queued beh
 tokens taken from where they were drawn, and positions and slots moved on there. What the host does
 for one token then happens while the device works on the next. It is a guess: if a text has ended,
 or something else is asked, nobody looks at the result. A prefetched forward writes only unclaimed
-slots.
+slots. Prompts that are read beside plain text are read in it, too: their tokens are known.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import is_
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved
 from forerun.engine.rules import Applied
 from forerun.engine.ticket import Running
+from forerun.engine.turns import Part
 from forerun.probability.outcomes import JacobiStep, Token
 from forerun.probability.transfer import to_device
 from forerun.sequence.question import Continuation, Question
@@ -41,7 +44,8 @@ class Prefetch(ABC):
         # what each will ask, once the tokens are known; all rows that are read must run
         self.foreseen: dict[Running, PlainText] = {}
         self.logits_RV: Tensor | None = None
-        self.rows_of: dict[Running, int] = {}  # of the logits
+        self.rows_of: dict[Running, int] = {}  # of the logits, in their order
+        self.reading: list[Part] = []  # of prompts, beside them
 
     @abstractmethod
     def batch(self, applied: Applied) -> Batch:
@@ -65,30 +69,28 @@ class Prefetch(ABC):
     def logits_of(self, running: Sequence[Running]) -> Tensor:
         """The result, for those who are left."""
         assert self.logits_RV is not None
-        if len(running) == len(self.running):
+        if len(running) == len(self.rows_of) and all(map(is_, running, self.rows_of)):
             return self.logits_RV
-        ends = np.cumsum([self.rows_of[one] for one in self.running])
-        kept = [
-            np.arange(end - self.rows_of[one], end)
-            for one, end in zip(self.running, ends)
-            if one in running
-        ]
+        ends = dict(zip(self.rows_of, accumulate(self.rows_of.values())))
+        kept = [np.arange(ends[one] - self.rows_of[one], ends[one]) for one in running]
         return self.logits_RV[to_device(np.concatenate(kept), torch.long, self.logits_RV.device)]
 
 
-def foresee(running: Sequence[Running], applied: Applied) -> Prefetch | None:
+def foresee(running: Sequence[Running], applied: Applied, alone: bool = True) -> Prefetch | None:
     """The forward that all these will ask for if they keep what they draw now, where there is one,
-    of one model."""
+    of one model; or, if they are not `alone`, one beside which others can read."""
     question = running[0].last_question
     if question is None:
         return None
     host = question.host
     assert isinstance(host, Host)
-    if any(_is_elsewhere(one, host) for one in running) or _had_rather_write(running, host):
+    if any(_is_elsewhere(one, host) for one in running):
+        return None
+    if alone and _had_rather_write(running, host):
         return None
     if applied.type is Token:
         return TokenPrefetch.guess(running, host)
-    if applied.type is JacobiStep:
+    if applied.type is JacobiStep and alone:
         return ChainPrefetch.guess(running, host)
     return None
 
@@ -109,12 +111,13 @@ def _is_elsewhere(one: Running, host: Host) -> bool:
 class TokenPrefetch(Prefetch):
     """One row per sequence: plain text one token longer."""
 
+    pages = 0  # that they need more
+
     @classmethod
     def guess(cls, running: Sequence[Running], host: Host) -> TokenPrefetch | None:
         self = cls(host, running)
         self.rows_of = dict.fromkeys(running, 1)
         most = min(host.room, host.backbone.context)
-        pages = 0
         for one in running:
             assert one.last_question is not None
             last = one.last_question.plan
@@ -123,11 +126,28 @@ class TokenPrefetch(Prefetch):
             if plan is None or plan.length > most or not memo.holds_text(last.tokens):
                 return None
             self.foreseen[one] = plan
-            pages += memo.pages_needed(last.length, plan.length)
-        return self if host.pool.ensure(pages) else None
+            self.pages += memo.pages_needed(last.length, plan.length)
+        return self if host.pool.ensure(self.pages) else None
+
+    def read_beside(self, parts: Sequence[Part]) -> bool:
+        """Read this of prompts in the same forward, if there is room."""
+        memos = self.host.memos
+        self.pages += sum(memos[p.one.lane].pages_needed(p.start, p.plan.length) for p in parts)
+        if not self.host.pool.ensure(self.pages):
+            return False
+        for part in parts:
+            self.rows_of[part.one] = part.plan.read_count
+            if part.is_whole:
+                if not isinstance(part.plan, PlainText) or part.plan.read_count != 1:
+                    return False
+                self.foreseen[part.one] = part.plan
+        self.reading = list(parts)
+        return True
 
     def batch(self, applied: Applied) -> Batch:
-        work = [(one.lane, plan, plan.first_read) for one, plan in self.foreseen.items()]
+        plans = [(one, self.foreseen[one]) for one in self.running]
+        work: list[tuple[int, Plan, int]] = [(one.lane, p, p.first_read) for one, p in plans]
+        work += [(part.one.lane, part.plan, part.start) for part in self.reading]
         batch = self.host.batch(work)
         drawn_B = applied.column("token")
         # A law without an outcome draws -1, which is no token.

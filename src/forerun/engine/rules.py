@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from itertools import accumulate, chain
@@ -50,7 +50,10 @@ MakeSampler = Callable[[Sequence[tuple[int, int]]], Sampler]
 ROWS = (1, 2, 3, 5, 7, 9, 12, 17, 24, 33, 48, 65, 96, 129, 192, 257)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_PROGRAMS = 128
-MOST_NOTED = 1024  # sizes that were met once
+MOST_NOTED = 1024  # sizes that were met
+MUCH_LARGER = 8  # times the laws: a program for so many is no substitute
+SEEN_BEFORE = 1  # times that a size is met before it is captured
+COVERED_BEFORE = 64  # the same, if a program for more serves meanwhile
 MOST_BYTES = 1 << 29  # of logits in one program: above it, launches do not matter
 TOLERANCE = 1e-4  # of fractions in an outcome
 log = logging.getLogger("forerun")
@@ -103,7 +106,7 @@ class Rules:
         self._sampler = sampler
         self._graphs = graphs
         self.programs: OrderedDict[ProgramSize, RuleProgram] = OrderedDict()
-        self._seen_once: set[ProgramSize] = set()
+        self._seen: Counter[ProgramSize] = Counter()
         self._not_capturable: set[object] = set()
         self.is_warm = True  # or was the last rule one that will be captured, or just was?
         self._pool: PoolHandle | None = None
@@ -118,18 +121,33 @@ class Rules:
         """One rule for all who want it."""
         batch = RuleBatch(draws)
         size = self._capturable_size(batch)
-        self.is_warm = size is None or size in self.programs
         if size is None:
+            self.is_warm = True
             return self._apply_plain(batch)
-        program = self.programs.get(size)
-        if program is not None:
-            self.programs.move_to_end(size)
-            with current_device(batch.device):
-                return program.run(batch)
-        if size in self._seen_once:
+        found = self._find(size)
+        capture_now = found != size and self._is_time_to_capture(size, found)
+        self.is_warm = found is not None and not capture_now
+        if capture_now:
             return self._capture(size, batch)
-        note(self._seen_once, size)
-        return self._apply_plain(batch)
+        if found is None:
+            return self._apply_plain(batch)
+        self.programs.move_to_end(found)
+        with current_device(batch.device):
+            return self.programs[found].run(batch)
+
+    def _find(self, size: ProgramSize) -> ProgramSize | None:
+        """This size if there is a program, else the least that covers it."""
+        if size in self.programs:
+            return size
+        larger = [one for one in self.programs if one.covers(size)]
+        return min(larger, key=lambda one: one.laws, default=None)
+
+    def _is_time_to_capture(self, size: ProgramSize, found: ProgramSize | None) -> bool:
+        """Is a size met often enough, given what else would serve?"""
+        if len(self._seen) >= MOST_NOTED:  # rules made from options come and go
+            self._seen.clear()
+        self._seen[size] += 1
+        return self._seen[size] > (SEEN_BEFORE if found is None else COVERED_BEFORE)
 
     def _capturable_size(self, batch: RuleBatch) -> ProgramSize | None:
         on_gpu = batch.device.type == "cuda"
@@ -332,6 +350,28 @@ class ProgramSize(NamedTuple):
         samplings = [draw.seq.history.sampling for draw in batch.draws]
         warp, batch.warp_4B = warps.of(samplings, vocab)
         return cls(batch.rule, size, tuple(arguments), vocab, dtypes, masked, warp)
+
+    @property
+    def laws(self) -> int:
+        """How many laws it has room for."""
+        return self.batch * sum(a.rows for a in self.arguments if a.kind.endswith("laws"))
+
+    def covers(self, other: ProgramSize) -> bool:
+        """Does it do the same, with room for as much? All arguments have as many rows more, or
+        they would no longer fit one another."""
+        if self._without_size != other._without_size or self.batch < other.batch:
+            return False
+        pairs = zip(self.arguments, other.arguments)
+        more = {mine.shape[0] - theirs.shape[0] for mine, theirs in pairs if mine.shape}
+        fits = len(more) <= 1 and min(more, default=0) >= 0
+        return fits and self.laws <= MUCH_LARGER * other.laws
+
+    @property
+    def _without_size(self) -> tuple[object, ...]:
+        kinds = tuple(
+            (a.kind, len(a.shape), a.shape[1:], a.logits, a.dtype) for a in self.arguments
+        )
+        return (self.rule, kinds, self.vocab, self.dtypes, self.masked, self.warp)
 
     @property
     def is_certain(self) -> bool:

@@ -87,6 +87,26 @@ class Turn:
             parts.append(part)
         return parts
 
+    def beside(self, writers: int) -> list[Part] | None:
+        """What all who wait read beside so many who write a token each. None if somebody wants
+        something else, or has no pages."""
+        if any(self._memo(one).gave_back for one in self._waiting):
+            return None
+        if writers + len(self._waiting) < len(self._running):  # some wait for another model
+            return None
+        found = [self._found(one) for one in self._waiting]
+        if any(each.unread <= FEW for each in found):
+            return None
+        left = self._host.pace.budget(writers, writers + len(found) - 1)
+        parts = []
+        for one, plan, start, _ in found:
+            part = self._part(one, start, left)
+            if part is not None:
+                self._memo(one).count_found(plan, start)
+                left -= part.plan.length - start
+                parts.append(part)
+        return parts
+
     def _found(self, one: Running) -> Found:
         plan = plan_of(one)
         start = self._host.memos[one.lane].find(plan)

@@ -389,7 +389,7 @@ class _Scratch(threading.local):
         numbers_4T = self._longs[: 4 * rows].reshape(4, rows)
         numbers_4T[:2] = batch.rows_5T[: POSITION + 1]
         if batch.drawn_T is not None:
-            numbers_4T[0] = batch.drawn_T
+            numbers_4T[0, : len(batch.drawn_T)] = batch.drawn_T
         numbers_4T[2] = batch.slots
         numbers_4T[3] = batch.lanes
         self._longs[4 * rows : 4 * rows + len(batch.reads)] = batch.reads
