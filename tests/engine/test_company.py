@@ -5,7 +5,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from forerun.engine.company import DEPTHS, as_table, best_together, gains_by_depth
+from forerun.engine.company import (
+    DEPTHS,
+    IDLE,
+    LOOKING,
+    RARELY,
+    SELDOM,
+    Company,
+    Wish,
+    as_table,
+    best_together,
+    gains_by_depth,
+)
 from forerun.engine.costs import FEW, StepCosts, StepWatch
 from forerun.engine.pace import MORE, Pace
 
@@ -126,3 +137,38 @@ def test_a_draft_model_reads_as_much_as_fits_beside_a_step():
     costs.curve = {rows: 0.01 * rows for rows in (1, 2, 128)}
     rows = Pace(costs).budget(0, beside=1.0)
     assert costs.forward(rows) <= MORE < costs.forward(2 * rows)
+
+
+class Somebody:
+    wish = Wish()
+
+
+def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
+    company = Company()
+    members = [Somebody() for _ in range(10)]
+    for one in members:
+        company.join(one)
+
+    def steps(count, look, drafts=False):
+        looked = 0
+        for _ in range(count):
+            for one in members:
+                company.begins_step(one)
+                if not company.is_idle or company.is_time_to_look:
+                    company.looked(look, step_seconds=1.0)
+                    looked += 1
+                if drafts:
+                    company.drafts()
+        return looked / (count * len(members))
+
+    assert steps(IDLE, look=0.01) == 1.0  # a tenth of every step, while it may still pay
+    steps(50, look=0.01)
+    assert company.is_idle
+    often = steps(200, look=0.01)  # 10 look for 0.01 s each: every fifth step is 2 %
+    assert 0.15 <= often <= 0.25 and 10 * 0.01 * often <= 1.3 * LOOKING
+    steps(100, look=1e-5)
+    assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM, rel=0.1)
+    steps(100, look=10.0)
+    assert 1 / steps(640, look=10.0) == pytest.approx(RARELY, rel=0.2)
+    steps(1, look=0.01, drafts=True)
+    assert not company.is_idle

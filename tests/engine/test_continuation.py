@@ -90,6 +90,24 @@ def test_a_draft_ends_where_the_text_does_and_takes_no_room_that_is_not_there(wr
     assert written
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 6}], ids=["cold", "warm"])
+def test_a_program_for_more_sequences_does_for_fewer(sampling, written, eager):
+    """Until it is clear that fewer are asked for often."""
+    m = stepped(forerun.load("tiny:llama", device=DEVICE, lanes=4, max_context=64, graphs=True))
+    how = {"method": "ar", "max_tokens": 17, "ignore_eos": True, **sampling}
+    prompts = [[5, 6, 7], [9], [8, 8], [4]]
+    together = [result.token_ids for result in m.generate(prompts, **how)]
+    programs = m.host.writer._programs
+    assert [size.forward.rows for size in programs] == [4]
+    alone = [m.generate(prompt, **how).token_ids for prompt in prompts]
+    assert alone == together and (1, 8) in written
+    assert [size.forward.rows for size in programs] == [4]
+    for _ in range(continuation.COVERED_BEFORE // 2):
+        m.generate([9], **how)
+    assert [size.forward.rows for size in programs] == [4, 1]
+    assert m.generate([9], **how).token_ids == together[1]
+
+
 def test_those_who_want_as_many_tokens_share_a_launch(written):
     m, draft = pair(True)
     stepped(m)

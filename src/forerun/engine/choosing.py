@@ -8,13 +8,14 @@ was accepted before, never at a draft.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import Generic, NamedTuple
 
-from forerun.engine.company import Company, Prospects, Wish
+from forerun.engine.company import IDLE, Company, Prospects, Wish
 from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
@@ -27,8 +28,6 @@ PROBE_EVERY = 16  # steps between two of them
 PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
 PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
-IDLE = 16  # steps without a draft, after which a sequence looks seldom
-SELDOM = 4  # steps between two looks then
 
 
 @dataclass
@@ -89,7 +88,8 @@ class BatchChooser:
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
-        if self._is_idle and self._company.sequences >= MANY and not self._is_time_to_look:
+        company = self._company
+        if self._is_idle and company.sequences >= MANY and not company.is_time_to_look:
             return Prospects()
         return self._seen if self._asks_all else Prospects(self._seen.copied)
 
@@ -109,6 +109,7 @@ class BatchChooser:
             company.wish_for(self, Wish())
             self._account.all += plain / sequences
             return self._decide(Bet(None, 0, 1.0, plain), plain)
+        began = time.perf_counter()
         promises = self._look(self._worth_asking(offers), most)
         if begins:
             company.plan(self.costs, strangers, self._draft_forward(offers))
@@ -122,16 +123,14 @@ class BatchChooser:
         self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most)):
             bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
+        elif bet.offer is not None:
+            company.drafts()
+        company.looked(time.perf_counter() - began, plain * self.costs.at_once)
         return self._decide(bet, plain)
 
     @property
     def _is_idle(self) -> bool:
-        return self._looks - self._paid > IDLE
-
-    @property
-    def _is_time_to_look(self) -> bool:
-        """All look in the same steps: where drafts pay only together, nobody would begin."""
-        return self._company.step % SELDOM == 0
+        return self._looks - self._paid > IDLE or self._company.is_idle
 
     @property
     def _asks_all(self) -> bool:
@@ -148,7 +147,7 @@ class BatchChooser:
         if not self.costs.worth_drafting(sequences):
             return True
         self._looks += 1
-        return sequences >= MANY and self._is_idle and not self._is_time_to_look
+        return sequences >= MANY and self._is_idle and not self._company.is_time_to_look
 
     def _look(self, offers: Sequence[O], most: int) -> list[tuple[O, list[float]]]:
         """The chances that so many tokens of each offer are accepted, by length."""

@@ -21,6 +21,9 @@ from forerun.engine.costs import FEW, StepCosts
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of drafts by a model, that are considered
 A_FEW = 4  # sequences: for fewer, planning costs each of them more than it is worth in every step
 SELDOM = 4  # steps between two plans then
+IDLE = 16  # steps in which nobody drafts, after which all look at drafts seldom
+LOOKING = 0.02  # share of the time that looking may take then
+RARELY = 64  # steps between two looks at most
 Floats = NDArray[np.float64]
 
 
@@ -64,6 +67,10 @@ class Company:
         self._chose: set[Member] = set()  # in this step
         self._changed = False  # has somebody come since the last plan?
         self._came = False  # and before that?
+        self._drafted = 0  # the last step in which somebody did
+        self._looks = 0.0  # seconds that went into looking in this step
+        self._look = 0.0  # and in one in which all look
+        self._interval = SELDOM  # steps between two looks where nobody drafts
 
     @property
     def sequences(self) -> int:
@@ -90,6 +97,26 @@ class Company:
         self.drafting += sequences * (wish.rows > 1)
         self.tokens += sequences * wish.tokens
 
+    @property
+    def is_idle(self) -> bool:
+        """Has nobody drafted for a while, whoever was there?"""
+        return self.step - self._drafted > IDLE
+
+    @property
+    def is_time_to_look(self) -> bool:
+        """All look in the same steps: where drafts pay only together, nobody would begin."""
+        return self.step % self._interval == 0
+
+    def drafts(self) -> None:
+        """Somebody does in this step."""
+        self._drafted = self.step
+
+    def looked(self, seconds: float, step_seconds: float) -> None:
+        """A sequence took so long to look at drafts, where a step takes so long."""
+        self._looks += seconds
+        wanted = max(self._look, self._looks) / (LOOKING * step_seconds)
+        self._interval = int(min(max(SELDOM, wanted), RARELY))
+
     def draft_seconds_beside(self, member: Member) -> float:
         """How long a draft model works for the others: it serves all of them at once."""
         return max((one.wish.seconds for one in self._members if one is not member), default=0.0)
@@ -102,6 +129,9 @@ class Company:
             self._chose.clear()
             self._came = self._changed
             self._changed = False
+            if self._looks:
+                self._look += 0.5 * (self._looks - self._look)
+                self._looks = 0.0
         self._chose.add(member)
         return begins
 

@@ -52,6 +52,7 @@ MOST_GRAPHS = 128
 LOGIT_SHARE = 1 / 32  # of a GPU's memory that the logits of captures take at most, all together
 LOGIT_BYTES = 1 << 30  # the same elsewhere
 CHEAP_ROWS = 64  # so many take hardly longer than one
+FEW_SPLITS = 8  # of short texts
 MUCH_LARGER = 1.5  # times the rows: so large a capture does not serve a batch of more rows
 SEEN_BEFORE = 1  # times that a size is met before it is captured: a prompt's may never come again
 COVERED_BEFORE = 64  # the same, if a capture of more rows serves meanwhile
@@ -107,7 +108,8 @@ class CaptureSize(NamedTuple):
             and other.rows <= self.rows <= most_rows
             and self.reads >= other.reads
             and self.tiles >= other.tiles
-            and self.splits >= other.splits
+            # without splits one program looks at all, which takes long if that is much
+            and (self.splits >= other.splits or (self.splits == 1 and other.splits <= FEW_SPLITS))
         )
 
 

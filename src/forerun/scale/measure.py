@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from forerun.scale.plan import PLAIN, Load, Measured, MethodCost, request_second
 ROWS = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640)
 CONTEXT = 256  # tokens before the rows that are timed
 AGREE = 0.03  # two runs that differ by less: nothing is compiled or captured any more
-MOST_RUNS = 6
+MOST_RUNS = 8
 
 Options = Mapping[str, Any]
 
@@ -120,17 +121,19 @@ class Bench:
         self, method: str, options: Options, in_flight: int, asked: Asked, waves: int
     ) -> Closed:
         """Serve some requests, `in_flight` at a time, again until two runs agree: what is met for
-        the first time is compiled and captured meanwhile, which takes longer than to run it."""
+        the first time is compiled and captured meanwhile, which takes longer than to run it. If no
+        two do, those two count that differ least."""
         prompts = self.prompts(waves * in_flight, asked.prompt)
         wanted = {"method": method, "max_tokens": asked.tokens, "ignore_eos": True, **options}
-        before = self._run(wanted, prompts, in_flight)
-        for _ in range(MOST_RUNS - 1):
-            now = self._run(wanted, prompts, in_flight)
-            if abs(now.seconds - before.seconds) < AGREE * before.seconds:
-                break
-            before = now
-        each = 0.5 * (now.seconds + before.seconds) / waves
-        return Closed(method, in_flight, asked, each, now.rows, now.tokens_per_forward)
+        runs = [self._run(wanted, prompts, in_flight)]
+        found: tuple[Timed, Timed] | None = None
+        while len(runs) < MOST_RUNS and (found is None or _apart(*found) > AGREE):
+            runs.append(self._run(wanted, prompts, in_flight))
+            found = min(combinations(runs, 2), key=lambda pair: _apart(*pair))
+        assert found is not None
+        each = 0.5 * sum(run.seconds for run in found) / waves
+        last = found[-1]
+        return Closed(method, in_flight, asked, each, last.rows, last.tokens_per_forward)
 
     def _run(self, wanted: Options, prompts: Sequence[list[int]], in_flight: int) -> Timed:
         forget(self.model)
@@ -151,6 +154,11 @@ class Timed(NamedTuple):
     seconds: float
     rows: float
     tokens_per_forward: float
+
+
+def _apart(one: Timed, other: Timed) -> float:
+    """By which share two runs differ."""
+    return abs(one.seconds - other.seconds) / other.seconds
 
 
 async def _serve(
