@@ -161,6 +161,8 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
                     company.drafts()
         return looked / (count * len(members))
 
+    assert company.is_idle and steps(8, look=1e-5) == 1 / SELDOM
+    steps(1, look=0.01, drafts=True)
     assert steps(IDLE, look=0.01) == 1.0  # a tenth of every step, while it may still pay
     steps(50, look=0.01)
     assert company.is_idle

@@ -82,7 +82,9 @@ class BatchChooser:
         company = self._company
         settled = company.sequences >= MANY and not company.drafting
         any_length = self.costs.writes_any_length
-        if settled or (company.sequences > 1 and not any_length):
+        # The first of several to come is alone; as many as were there last are taken to come.
+        expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
+        if settled or (expected > 1 and not any_length):
             return self.costs.at_once
         return min((1 if any_length else 2) << self._plain, self.costs.at_once)
 
@@ -118,7 +120,7 @@ class BatchChooser:
         if bet.k:
             self._paid = self._looks
         gain = GAIN if sequences < MANY else GAIN_OF_MANY
-        if (company.tokens + strangers) / bet.seconds < gain * sequences / plain:
+        if not self._pays(bet.seconds, plain / gain, strangers):
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most)):
@@ -127,6 +129,19 @@ class BatchChooser:
             company.drafts()
         company.looked(time.perf_counter() - began, plain * self.costs.at_once)
         return self._decide(bet, plain)
+
+    def _pays(self, seconds: float, plain: float, strangers: int) -> bool:
+        """Do all together get more of a step that takes so long than of plain ones? Where plain
+        text comes in launches, whoever does not draft waits for those who do, much longer than for
+        a launch's token. So there a token must come sooner on average over sequences: else those
+        who draft are done early, and all of them together later."""
+        company = self._company
+        sequences = company.sequences + strangers
+        if (company.tokens + strangers) / seconds < sequences / plain:
+            return False
+        if self.costs.at_once == 1 or self.costs.writes_any_length:
+            return True
+        return seconds * (company.steps_per_token + strangers) <= plain * sequences
 
     @property
     def _is_idle(self) -> bool:

@@ -62,12 +62,13 @@ class Company:
         self.rows = 0
         self.drafting = 0  # sequences that would have more than one row
         self.tokens = 0.0
+        self.steps_per_token = 0.0  # of all members, added up
         self.price = 0.0  # a row that promises fewer tokens is not worth it
         self._members: dict[Member, None] = {}
         self._chose: set[Member] = set()  # in this step
         self._changed = False  # has somebody come since the last plan?
         self._came = False  # and before that?
-        self._drafted = 0  # the last step in which somebody did
+        self._drafted = -IDLE - 1  # the last step in which somebody did
         self._looks = 0.0  # seconds that went into looking in this step
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
@@ -96,6 +97,7 @@ class Company:
         self.rows += sequences * wish.rows
         self.drafting += sequences * (wish.rows > 1)
         self.tokens += sequences * wish.tokens
+        self.steps_per_token += sequences / wish.tokens
 
     @property
     def is_idle(self) -> bool:

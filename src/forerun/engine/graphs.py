@@ -276,7 +276,9 @@ class ForwardRunner(Generic[SlotStorage]):
             on_start()
             return self._forward_by_kernels(batch, tiles)
         found = self._find(size)
-        capture_now = self._is_time_to_capture(size, found)
+        # Where rows stand is known to the device alone: the plain code cannot check a capture.
+        moves = batch.moved is not None
+        capture_now = not moves and self._is_time_to_capture(size, found)
         self.is_warm = found is not None and not capture_now
         if found is not None and not capture_now:
             self.captured.move_to_end(found)
