@@ -3,6 +3,7 @@ not made from:
 
     python bench/plan.py --shape qwen2.5-7b --out src/forerun/scale/measured/qwen2.5-7b.json
     python bench/plan.py --model PATH --text docs --out FILE         (a trained model, on a text)
+    python bench/plan.py --measured FILE --counted docs/gpu.json --out FILE    (measured elsewhere)
     python bench/plan.py --publish FILE...                           (the tables of docs/scale.md)
 
 Tokens per forward of random weights mean nothing for real text: --counted docs/gpu.json takes them
@@ -26,7 +27,7 @@ from page import write_part
 
 from forerun.api import load
 from forerun.profile.shapes import random_model
-from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Bench, Check, measure
+from forerun.scale.measure import CONTEXT, ROWS, TRIAL, Bench, measure
 from forerun.scale.plan import Load, Measured, row_at
 
 ROOT = Path(__file__).parents[1]
@@ -76,17 +77,24 @@ def measured_here(arguments: argparse.Namespace) -> None:
         name = arguments.shape
         trial = TRIAL
     found, checks = measure(bench, name, methods, trial)
-    known = counted(arguments.counted)
-    costs = [replace(one, **known.get(one.method, {})) for one in found.methods]
-    write(replace(found, methods=costs), checks, arguments.out)
-    print(table([arguments.out]))
+    write(found, [check.as_dict() for check in checks], arguments)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
-def write(measured: Measured, checks: Sequence[Check], out: str) -> None:
-    told = {**measured.as_dict(), "checks": [check.as_dict() for check in checks]}
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(json.dumps(told, indent=1) + "\n")
+def measured_elsewhere(arguments: argparse.Namespace) -> None:
+    """Constants of another machine, with tokens per forward that were counted."""
+    checks = json.loads(Path(arguments.measured).read_text())["checks"]
+    write(Measured.read(arguments.measured), checks, arguments)
+
+
+def write(measured: Measured, checks: Sequence[Any], arguments: argparse.Namespace) -> None:
+    known = counted(arguments.counted)
+    costs = [replace(one, **known.get(one.method, {})) for one in measured.methods]
+    told = {**replace(measured, methods=costs).as_dict(), "checks": checks}
+    out = Path(arguments.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(told, indent=1) + "\n")
+    print(table([arguments.out]))
 
 
 def table(files: Sequence[str]) -> str:
@@ -134,13 +142,16 @@ def main() -> None:
     parser.add_argument("--text", default="docs", help="a folder of pages, with --model")
     parser.add_argument("--methods", nargs="+", default=[*METHODS])
     parser.add_argument("--out", help="the file to write")
-    parser.add_argument("--counted")
+    parser.add_argument("--counted", metavar="FILE", help="tokens per forward, by bench/gpu.py")
+    parser.add_argument("--measured", metavar="FILE", help="instead of measuring: what --out wrote")
     parser.add_argument("--publish", nargs="+", metavar="FILE")
     arguments = parser.parse_args()
     if arguments.publish:
         page = ROOT / "docs" / "scale.md"
         write_part(page, costs(arguments.publish[0]), "<!-- costs -->", "<!-- end costs -->")
         write_part(page, table(arguments.publish), "<!-- plan -->", "<!-- end plan -->")
+    elif arguments.out and arguments.measured:
+        measured_elsewhere(arguments)
     elif arguments.out:
         measured_here(arguments)
     else:
