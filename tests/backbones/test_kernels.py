@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -23,10 +24,10 @@ from forerun.backbones.kernels import attention, elementwise, matmul, packed
 from forerun.checkpoints import tiny
 from forerun.engine import continuation, graphs
 from forerun.engine.cache import Slots, SlotShape
-from forerun.engine.pack import Batch, make_tiles
+from forerun.engine.pack import Batch, Moved, make_tiles
 from forerun.errors import NotAble
 from forerun.families.causal import Causal
-from forerun.sequence.rows import Plan, causal_rows
+from forerun.sequence.rows import PlainText, Plan, causal_rows
 from tests import kernels_in_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -606,6 +607,26 @@ def test_rounding_that_spoils_a_row_now_and_then_spoils_no_capture(monkeypatch):
         assert not generated(lambda turn: 3.0).captured
 
 
+@pytest.mark.parametrize("row,spoils", [(3, False), (-1, True)], ids=["a short text", "the long"])
+def test_one_long_text_among_short_ones_is_checked_on_its_own(row, spoils):
+    network = tiny.build("llama", 0, torch.float16, max_position_embeddings=1100)
+    m = forerun.from_network(network.to(DEVICE), None, lanes=9, max_context=1100, graphs=True)
+    lengths = [5] * 8 + [1050]
+    plans = [Causal.after(np.full(n, 7, np.int32), [()]) for n in lengths]
+    work = [(lane, plan, plan.length - 1) for lane, plan in enumerate(plans)]
+    batch = m.host.batch(work)
+    runner = m.host.runner
+
+    def replay(batch, tiles):
+        logits = runner._forward_plain(batch).clone()
+        logits[row] += 3.0
+        return logits
+
+    wrong = SimpleNamespace(replay=replay)
+    with pytest.raises(RuntimeError, match="half of their") if spoils else nullcontext():
+        runner._check(wrong, batch, runner.tiles(batch))
+
+
 def test_errors_are_counted_row_by_row():
     plain = torch.tensor([[1.0, -torch.inf, 4.0], [2.0, 1.0, 0.0], [1.0, 2.0, 3.0]])
     replayed = plain + torch.tensor([[0.0], [0.5], [0.0]])
@@ -687,6 +708,32 @@ def test_a_capture_serves_batches_that_are_not_much_smaller(monkeypatch):
     assert forward(40) == ([80, 64], True)  # of 64, too
     assert forward(20) == ([80, 64], True)  # of 32, for which 64 do
     assert forward(100) == ([80, 64], False)
+
+
+def test_rows_that_the_device_has_moved_on_are_never_captured(monkeypatch):
+    """The plain code, by which a capture is checked, does not know where they stand."""
+    monkeypatch.setattr(graphs, "COVERED_BEFORE", 0)
+    m = forerun.load("tiny:llama", device=str(DEVICE), lanes=1, max_context=128, graphs=True)
+    runner = m.host.runner
+    text = np.arange(5, 100, dtype=np.int32)
+
+    def forward(rows, moved=None):
+        """Of the last rows of a text; moved on, if they are said to stand before it."""
+        plan = Causal.after(text[: len(text) - (moved or 0)], [()])
+        plan = PlainText.of(plan.tokens, plan.length - rows)
+        batch = m.host.batch([(0, plan, plan.first_read)], ahead=8)
+        if moved is not None:
+            batch.drawn_T = torch.from_numpy(text[-rows:]).long().to(DEVICE)
+            batch.moved = Moved(torch.tensor([moved], device=DEVICE), 8)
+        return runner.forward(batch)
+
+    forward(len(text))
+    for _ in range(2):
+        forward(70)
+    assert [size.rows for size in runner.captured] == [80]
+    expected = runner._forward_plain(m.host.batch([(0, PlainText.of(text, 35), 35)]))
+    torch.testing.assert_close(forward(60, moved=3), expected, rtol=1e-3, atol=1e-4)
+    assert [size.rows for size in runner.captured] == [80] and runner.capture_enabled
 
 
 def test_tiny_names():

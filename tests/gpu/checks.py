@@ -35,14 +35,16 @@ METHODS = {
     "multiblock": {"block": 5, "blocks": 3, "spawn": 0.0},
     "lookahead": {"window": 4},
 }
+# A tree is named: by default one is chosen that pays on the device, and other drafts draw others.
 BLOCKS = {
     "block": {"threshold": 0.02},
-    "block-ssd": {"drafts": 3},
+    "block-ssd": {"drafts": 3, "tree": "mixed"},
+    "block-ssd chain": {"drafts": 3, "tree": "chain"},
     "s2d2": {"router": "score", "enough": 1.0, "threshold": 0.02},
     "s2d2 text": {"causal": "text"},
     "s2d2 edit": {"edit": 0.01},
     "s2d2-exact": {"k": 4, "ahead": "every"},
-    "s2d2-canvases": {"router": "bandit"},
+    "s2d2-canvases": {"router": "bandit", "tree": "mixed"},
 }
 SAMPLINGS = {
     "greedy": {},
@@ -193,6 +195,26 @@ def same_tokens_in_few_pages(name: str, method: str, dtype: str) -> None:
     host.pool.check([memo.pages for memo in host.memos])
 
 
+AMONG_MANY_CASES = [(m, dtype) for m in ("ar", "jacobi") for dtype in ("bfloat16", "float32")]
+
+
+def same_long_text_among_many(method: str, dtype: str) -> None:
+    """Bits do not hang on how a text is cut: among many short ones it is looked at in sections,
+    alone in shares; read in chunks, and whole."""
+    kind = getattr(torch, dtype)
+    network = tiny.build("llama", 0, kind, max_position_embeddings=2304).to("cuda")
+    how = dict(max_context=2304, deterministic=True)
+    many = forerun.from_network(network, None, lanes=101, **how)
+    many.engine.chunk = 48
+    options = dict(METHODS[method], method=method, max_tokens=12, ignore_eos=True)
+    prompts = [[5 + i % 200, 7, 5 + i % 13] for i in range(100)] + [[*range(3, 250)] * 9]
+    found = tokens_of(many.generate(prompts, **options))
+    assert any(size.by_section for size in many.host.runner.captured), "no sections"
+    one = forerun.from_network(network, None, lanes=1, **how)
+    expected = [one.generate(prompt, **options).token_ids for prompt in prompts[::-9]]
+    assert found[::-9] == expected, f"{method} {dtype}: texts differ"
+
+
 FEATURES = {"blocks": {}, "corrected": {"markov_rank": 8}, "one by one": {"autoregressive": True}}
 FEATURE_CASES = [
     (kind, sampling, dtype)
@@ -258,6 +280,7 @@ def main() -> None:
     start = time.perf_counter()
     jobs = [(gaps_explain_differences, case) for case in GAP_CASES]
     jobs += [(same_tokens_in_few_pages, case) for case in PAGE_CASES]
+    jobs += [(same_long_text_among_many, case) for case in AMONG_MANY_CASES]
     jobs += [(same_drafts_on_cuda, case) for case in FEATURE_CASES]
     same = [(same_tokens_on_cuda, case) for case in CASES] + [
         (same_holes_on_cuda, case) for case in HOLE_CASES

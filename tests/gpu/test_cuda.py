@@ -3,6 +3,7 @@ import torch
 
 from tests.gpu import bits
 from tests.gpu.checks import (
+    AMONG_MANY_CASES,
     CASES,
     FEATURE_CASES,
     GAP_CASES,
@@ -11,6 +12,7 @@ from tests.gpu.checks import (
     gaps_explain_differences,
     same_drafts_on_cuda,
     same_holes_on_cuda,
+    same_long_text_among_many,
     same_tokens_in_few_pages,
     same_tokens_on_cuda,
 )
@@ -35,6 +37,12 @@ def test_cuda_fills_holes_as_the_cpu_does(case):
 @pytest.mark.parametrize("case", PAGE_CASES, ids="-".join)
 def test_bits_do_not_hang_on_pages(case):
     same_tokens_in_few_pages(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", AMONG_MANY_CASES, ids="-".join)
+def test_bits_do_not_hang_on_how_a_text_is_cut(case):
+    same_long_text_among_many(*case)
 
 
 @needs_cuda
