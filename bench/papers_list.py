@@ -626,6 +626,15 @@ S2D2 = [
 SLOW_HERE = "on a CPU every row costs time, so saved forwards save none"
 READINGS = {
     "ASSD-table-1": ("forwards yes, time no", f"1.12 and 1.15 tokens/forward there; {SLOW_HERE}"),
+    "ASSD-figure-3": (
+        "yes",
+        "the lattice: more entropy, likelier texts, and fewer tokens/forward (1.08, against 1.24)",
+    ),
+    "ASSD-figure-4": (
+        "in kind",
+        "narrow has the lower held-out loss; texts are likelier by less than their error; one seed",
+    ),
+    "ASSD-figure-5": ("yes", "no difference beyond the errors at the last step; one seed"),
     "SpecDiff-table-4": (
         "α yes, time no",
         "α rises with initialisation, within its error; our drafter is as large as its target",
