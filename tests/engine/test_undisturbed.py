@@ -1,12 +1,14 @@
-"""While an engine works, the garbage collector looks at what is new, and at the rest afterwards."""
+"""While an engine's thread works, the garbage collector looks at what is new, and at the rest
+afterwards."""
 
 import gc
+import time
 import weakref
 
 import pytest
 
 from forerun.engine.undisturbed import Undisturbed, undisturbed
-from tests.helpers import PROMPTS, fresh, stepped
+from tests.helpers import PROMPTS, fresh
 
 
 class Cycle:
@@ -14,44 +16,65 @@ class Cycle:
         self.itself = self
 
 
+def soon(happens):
+    """Does it, within a few seconds?"""
+    until = time.monotonic() + 20
+    while not happens() and time.monotonic() < until:
+        time.sleep(0.005)
+    return happens()
+
+
 @pytest.fixture(autouse=True)
-def nothing_frozen():
-    assert not gc.get_freeze_count()
+def nobody_works():
+    assert soon(lambda: not undisturbed._at_work) and not gc.get_freeze_count()
     yield
-    assert not gc.get_freeze_count()
+    assert soon(lambda: not undisturbed._at_work) and not gc.get_freeze_count()
+
+
+def working(m, prompt):
+    """A request that runs until it is cancelled."""
+    jobs = m.submit(prompt, method="ar", max_tokens=120, ignore_eos=True)
+    assert soon(lambda: undisturbed._at_work and gc.get_freeze_count())
+    return jobs
+
+
+def slow(m):
+    """Its thread takes a step in a few milliseconds."""
+    step = m.engine.step
+    m.engine.step = lambda: (time.sleep(0.01), step())
+    return m
 
 
 def test_what_exists_is_put_aside_while_somebody_works():
-    m = stepped(fresh(lanes=2))
+    m = slow(fresh(lanes=1))
     held = Cycle()
     old = weakref.ref(held)
-    jobs = m.submit(PROMPTS[:2], max_tokens=6, ignore_eos=True)
+    jobs = working(m, PROMPTS[0])
     assert gc.get_freeze_count() > 10_000
     del held
     new = weakref.ref(Cycle())
-    m.engine.step()
     gc.collect()
     assert old() is not None and new() is None
-    m.engine.run()
-    assert all(len(result.token_ids) == 6 for result in jobs.results())
+    jobs.cancel()
+    assert soon(lambda: not gc.get_freeze_count())
     gc.collect()
     assert old() is None
 
 
-def test_of_several_engines_the_last_one_takes_it_back():
-    first, second = (stepped(fresh(lanes=1)) for _ in range(2))
-    first.submit(PROMPTS[0], max_tokens=3, ignore_eos=True)
-    queued = second.submit(PROMPTS[1], max_tokens=3, ignore_eos=True)
-    first.engine.run()
-    assert gc.get_freeze_count()
-    queued.cancel()
-    assert not gc.get_freeze_count()
+def test_of_several_threads_the_last_one_takes_it_back():
+    models = [slow(fresh(lanes=1)) for _ in range(2)]
+    first, second = (working(m, prompt) for m, prompt in zip(models, PROMPTS))
+    assert soon(lambda: undisturbed._at_work == 2)
+    first.cancel()
+    assert soon(lambda: undisturbed._at_work == 1) and gc.get_freeze_count()
+    second.cancel()
+    assert soon(lambda: not gc.get_freeze_count())
 
 
-def test_a_request_that_fails_takes_it_back_too():
-    m = stepped(fresh(lanes=1))
-    m.submit(PROMPTS[0], max_tokens=3)
-    m.engine.fail_all(RuntimeError("broken"))
+def test_a_model_that_is_closed_in_the_middle_takes_it_back():
+    m = slow(fresh(lanes=1))
+    working(m, PROMPTS[0])
+    m.close()
     assert not gc.get_freeze_count() and not undisturbed._at_work
 
 
@@ -61,6 +84,16 @@ def test_what_others_have_put_aside_stays_there():
     try:
         counted.begin()
         counted.end()
+        counted.begin()
+        counted.forget()
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+def test_a_process_that_is_forked_off_takes_it_back():
+    counted = Undisturbed()
+    counted.begin()
+    assert gc.get_freeze_count()
+    counted.forget()
+    assert not gc.get_freeze_count() and not counted._at_work

@@ -172,23 +172,23 @@ class Continuations:
         assert forward is not None, "lanes are fewer than rows of a capture"
         warp, columns_4B = self._warps.of(samplings, logits_BV.shape[1])
         size = ProgramSize(forward, tokens, warp, asked[0].temperature)
-        program = self._program(size, asked[0].drafting, lambda: (batch, tiles, logits_BV))
+        program = self._program(size, asked[0].drafting, (batch, tiles, logits_BV))
         if program is None:
             return None
         return program.run(batch, tiles, logits_BV, columns_4B, u_Bk)
 
     def _program(
-        self, size: ProgramSize, drafting: bool, example: Callable[[], Example]
+        self, size: ProgramSize, drafting: bool, example: Example
     ) -> WritingProgram | None:
-        """The program for a size, or for more sequences. None for plain text of a size that is not
-        worth a program yet, and where programs do not work."""
+        """The program for a size, made with an example, or for more sequences. None for plain text
+        of a size that is not worth a program yet, and where programs do not work."""
         found = size
         if size not in self._programs:
             larger = [one for one in self._programs if one.covers(size)]
             self._asked[size] += 1
             before = COVERED_BEFORE if larger else 1 if drafting else ASKED_BEFORE
             if self._asked[size] >= before:
-                self._make(size, *example())
+                self._make(size, *example)
                 if not self._works and not drafting:
                     return None  # a wrong draft is only slower; a wrong text is wrong
             elif larger:

@@ -34,7 +34,6 @@ from forerun.engine.rules import Applied, MakeSampler, Rules
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
-from forerun.engine.undisturbed import undisturbed
 from forerun.errors import ForerunError, NotAble
 from forerun.probability.logits import MaskedLogits, edited_logits, own_logits
 from forerun.probability.noise import Noise
@@ -133,8 +132,6 @@ class Engine:
         return host
 
     def submit(self, ticket: Ticket) -> Ticket:
-        if not self.busy:
-            undisturbed.begin()
         self.queue.append(ticket)
         self._deadlines += ticket.due is not None
         return ticket
@@ -417,8 +414,6 @@ class Engine:
         self._deadlines -= ticket.due is not None
         self.foresight.ended(ticket)
         ticket.seq.logprobs.forget_answers()
-        if not self.busy:
-            undisturbed.end()
         ticket.on_change()
 
     def _draw(self, served: list[Running]) -> Sequence[object]:

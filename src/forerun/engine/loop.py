@@ -23,6 +23,7 @@ import torch
 
 from forerun.engine.engine import Engine
 from forerun.engine.ticket import Ticket, do_nothing
+from forerun.engine.undisturbed import undisturbed
 from forerun.errors import EngineStopped
 
 Event = TypeVar("Event")
@@ -156,6 +157,7 @@ class _Loop:
         self._stopped: EngineStopped | None = None
         self._lock = threading.Lock()  # nothing is submitted to a loop that has stopped
         self._changed: dict[Ticket, Callable[[], None]] = {}
+        self._at_work = False
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
@@ -202,9 +204,17 @@ class _Loop:
     def _take_messages(self) -> bool:
         """Apply what has come; while there is nothing to do, wait for it. False: stop."""
         while not self.engine.busy or not self.inbox.empty():
+            if not self.engine.busy:
+                self._set_at_work(False)
             if not self._apply(self.inbox.get()):
                 return False
+        self._set_at_work(True)
         return True
+
+    def _set_at_work(self, at_work: bool) -> None:
+        if at_work != self._at_work:
+            self._at_work = at_work
+            undisturbed.begin() if at_work else undisturbed.end()
 
     def _apply(self, message: Message) -> bool:
         # A function of its own: a thread that waits for the next message must not hold the last.
@@ -242,6 +252,7 @@ class _Loop:
             self._apply(self.inbox.get())
         self.engine.fail_all(reason)
         self._tell()
+        self._set_at_work(False)
         _running.discard(self)
 
 
@@ -269,6 +280,7 @@ def _forget_all() -> None:
     """A process that was forked off has none of these threads."""
     _running.clear()
     _threads.clear()
+    undisturbed.forget()
 
 
 atexit.register(_stop_all)
