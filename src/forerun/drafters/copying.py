@@ -18,7 +18,7 @@ FIRST_ODDS = (0.0, 0.15, 0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.78, 0.8, 0.82, 0.84,
 LONGEST = len(FIRST_ODDS) - 1  # agreement that is told apart
 LONGEST_RUN = 3  # tokens of a run that is looked up
 HARDLY = 0.03  # a chance that is not worth a row anywhere
-AT_ONCE = 512  # tokens that are read in one step, so that a long prompt stops nobody
+AT_ONCE = 4096  # tokens that are read in one step, so that a long prompt stops nobody
 
 
 class Copying:
@@ -40,9 +40,25 @@ class Copying:
         """Read what was decided since. Has all been read?"""
         start = len(self._text)
         new = seq.tokens[start : min(seq.known, start + AT_ONCE)].tolist()
-        for token in new:
+        given = max(0, min(seq.blanks[0] - start, len(new)) - 1)  # of the prompt, but for the last
+        self._read_at_once(new[:given])
+        for token in new[given:]:
             self._read(token, learns=len(self._text) >= seq.blanks[0])
         return len(self._text) == seq.known
+
+    def _read_at_once(self, tokens: Sequence[int]) -> None:
+        """Read tokens of which nothing is learned, without following any copy."""
+        if not tokens:
+            return
+        text = self._text
+        begin = len(text)
+        text += tokens
+        for n in range(1, LONGEST_RUN + 1):
+            ends = range(max(begin + 1, n), len(text) + 1)
+            runs = zip(*(text[ends.start - n + i : len(text) - n + i + 1] for i in range(n)))
+            self._after.update(zip(runs, ends))
+        self.place = 0
+        self.agrees = 0
 
     def _read(self, token: int, learns: bool) -> None:
         text = self._text

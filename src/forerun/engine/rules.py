@@ -359,7 +359,9 @@ class ProgramSize(NamedTuple):
     def covers(self, other: ProgramSize) -> bool:
         """Does it do the same, with room for as much? All arguments have as many rows more, or
         they would no longer fit one another."""
-        if self._without_size != other._without_size or self.batch < other.batch:
+        if self.rule is not other.rule or self.batch < other.batch:  # most are others
+            return False
+        if self._without_size != other._without_size:
             return False
         pairs = zip(self.arguments, other.arguments)
         more = {mine.shape[0] - theirs.shape[0] for mine, theirs in pairs if mine.shape}
@@ -371,7 +373,7 @@ class ProgramSize(NamedTuple):
         kinds = tuple(
             (a.kind, len(a.shape), a.shape[1:], a.logits, a.dtype) for a in self.arguments
         )
-        return (self.rule, kinds, self.vocab, self.dtypes, self.masked, self.warp)
+        return (kinds, self.vocab, self.dtypes, self.masked, self.warp)
 
     @property
     def is_certain(self) -> bool:

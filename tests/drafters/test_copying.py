@@ -1,0 +1,47 @@
+"""A text that is followed while it repeats itself."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from forerun.drafters import copying
+from forerun.drafters.copying import FIRST_ODDS, Copying
+from forerun.drafters.odds import ModelOdds
+
+
+def canvas(tokens, prompt, known=None):
+    text = np.array(tokens)
+    return SimpleNamespace(
+        tokens=text, known=len(text) if known is None else known, blanks=[prompt]
+    )
+
+
+@pytest.mark.parametrize("pieces", [4096, 3, 1])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 40, 300])
+def test_a_prompt_read_at_once_is_known_as_if_read_token_by_token(length, pieces, monkeypatch):
+    tokens = np.random.default_rng(length).integers(0, 12, length).tolist()
+    one_by_one = Copying(ModelOdds(FIRST_ODDS).of_request())
+    for token in tokens:
+        one_by_one._read(token, learns=False)
+    monkeypatch.setattr(copying, "AT_ONCE", pieces)
+    at_once = Copying(ModelOdds(FIRST_ODDS).of_request())
+    while not at_once.follow(canvas(tokens, length)):
+        pass
+    assert at_once._text == tokens and at_once._after == one_by_one._after
+    if at_once.place:  # what stands before it is what the text ends in
+        agrees = at_once.agrees
+        assert agrees > 0 and tokens[at_once.place - agrees : at_once.place] == tokens[-agrees:]
+    assert bool(at_once.place) == (tokens[-1:] != [] and tokens[-1] in tokens[:-1])
+
+
+def test_what_is_written_after_a_prompt_is_compared_with_the_copy():
+    odds = ModelOdds(FIRST_ODDS).of_request()
+    counted = []
+    odds.count = lambda agrees, right: counted.append((agrees, right))
+    follower = Copying(odds)
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert follower.follow(canvas([*prompt, 0, 0], len(prompt), known=len(prompt)))
+    assert follower.place == 3 and follower.agrees == 3 and not counted
+    assert follower.follow(canvas([*prompt, 4, 9], len(prompt)))
+    assert counted == [(3, True), (4, False)] and follower.chances(4) == []
