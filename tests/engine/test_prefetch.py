@@ -138,6 +138,25 @@ def test_prompts_are_read_in_what_is_begun_ahead(sampling, graphs, ahead):
     assert [said(job.results())[0][:4] for job in jobs] == alone
 
 
+def test_a_forward_that_fails_ahead_fails_nobody(ahead, monkeypatch, caplog):
+    """It is only a guess; what was drawn stays drawn."""
+    how = dict(max_tokens=20, ignore_eos=True, method="ar", temperature=0.9, seed=4)
+    expected = [r.token_ids for r in fresh(lanes=2, max_context=96).generate(PROMPTS[:2], **how)]
+    m = stepped(fresh(lanes=2, max_context=96))
+    batch = TokenPrefetch.batch
+    calls = iter(range(1000))
+
+    def failing(self, applied):
+        found = batch(self, applied)
+        if next(calls) % 3 == 1:
+            raise RuntimeError("no memory")
+        return found
+
+    monkeypatch.setattr(TokenPrefetch, "batch", failing)
+    assert [r.token_ids for r in m.generate(PROMPTS[:2], **how)] == expected
+    assert "begun ahead failed" in caplog.text and len(ahead) > 5
+
+
 def test_a_prompt_that_ends_while_it_is_read_ahead_takes_nothing_with_it(ahead):
     m = stepped(fresh(lanes=3, max_context=96))
     how = dict(max_tokens=30, ignore_eos=True, method="ar")

@@ -70,6 +70,7 @@ class Company:
         self._came = False  # and before that?
         self._drafted = -IDLE - 1  # the last step in which somebody did
         self._looks = 0.0  # seconds that went into looking in this step
+        self._step_seconds = 1.0
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
 
@@ -116,7 +117,13 @@ class Company:
     def looked(self, seconds: float, step_seconds: float) -> None:
         """A sequence took so long to look at drafts, where a step takes so long."""
         self._looks += seconds
-        wanted = max(self._look, self._looks) / (LOOKING * step_seconds)
+        self._step_seconds = step_seconds
+
+    def _count_looks(self) -> None:
+        """Set when all look next, by what looking took in the last step: the same for everybody."""
+        self._look += 0.5 * (self._looks - self._look)
+        self._looks = 0.0
+        wanted = self._look / (LOOKING * self._step_seconds)
         self._interval = int(min(max(SELDOM, wanted), RARELY))
 
     def draft_seconds_beside(self, member: Member) -> float:
@@ -132,8 +139,7 @@ class Company:
             self._came = self._changed
             self._changed = False
             if self._looks:
-                self._look += 0.5 * (self._looks - self._look)
-                self._looks = 0.0
+                self._count_looks()
         self._chose.add(member)
         return begins
 

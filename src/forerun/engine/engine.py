@@ -9,6 +9,7 @@ them go on, until the method returns and its lane is free again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -42,6 +43,8 @@ from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import BlankLaws, Continuation, Question
+
+log = logging.getLogger("forerun")
 
 
 class NoOutcome(ForerunError):
@@ -436,7 +439,7 @@ class Engine:
         if applied:
             self.clock.mark("rules", applied[0][1].device)
         if len(applied) == 1 and len(applied[0][0]) == len(served):
-            self._prefetch(served, applied[0][1])
+            self._try_to_prefetch(served, applied[0][1])
         began = time.perf_counter()
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
@@ -460,6 +463,16 @@ class Engine:
         ]
         look_ahead(asked, follow_forced=True)
         self.clock.masks += time.perf_counter() - began
+
+    def _try_to_prefetch(self, served: list[Running], applied: Applied) -> None:
+        """What was drawn stays drawn, whatever becomes of a forward that is only a guess. If it
+        fails, it is run again when it is asked for, and fails those who ask."""
+        try:
+            self._prefetch(served, applied)
+        except Exception as error:
+            log.warning("a forward that was begun ahead failed: %r", error)
+            self._prefetched = None
+            self.watch.unusual()
 
     def _prefetch(self, served: list[Running], applied: Applied) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.

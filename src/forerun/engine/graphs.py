@@ -240,14 +240,14 @@ class ForwardRunner(Generic[SlotStorage]):
                 with current_device(batch.device):
                     return self._forward_captured(batch, on_start)
             except Exception as error:  # whatever stands in the way, the plain code can do it
-                if batch.moved is not None:  # but for rows that stand where only the device knows
-                    raise
                 lost = ", and its bits hang on the batch" if self._always_by_kernels else ""
                 self.capture_enabled = False
                 self._always_by_kernels = False
                 batch.tiles = None
                 self.captured.clear()
                 warn_not_captured("forwards", error, lost)
+                if batch.moved is not None:  # it does not know where these rows stand
+                    raise
         on_start()
         if self._always_by_kernels:
             with current_device(batch.device):

@@ -248,12 +248,14 @@ class _Loop:
         with self._lock:
             self._stopped = self._stopped or reason
             reason = self._stopped
-        while not self.inbox.empty():
-            self._apply(self.inbox.get())
-        self.engine.fail_all(reason)
-        self._tell()
-        self._set_at_work(False)
-        _running.discard(self)
+        try:
+            while not self.inbox.empty():
+                self._apply(self.inbox.get())
+            self.engine.fail_all(reason)
+            self._tell()
+        finally:
+            self._set_at_work(False)
+            _running.discard(self)
 
 
 def _holds_something(inbox: SimpleQueue[Message]) -> bool:

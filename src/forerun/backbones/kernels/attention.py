@@ -169,7 +169,7 @@ def _near_pages(pages, begin, near, PAGE: tl.constexpr):
     """Where the pages of four shares begin, as far as they lie before `near`. All look-ups come
     before a loop over shares: one inside would cost a stage of the loads that run ahead."""
     at = pages + begin // PAGE
-    first = tl.load(at)
+    first = tl.load(at, begin < near, 0)
     second = tl.load(at + 1, begin + PAGE < near, 0)
     third = tl.load(at + 2, begin + 2 * PAGE < near, 0)
     fourth = tl.load(at + 3, begin + 3 * PAGE < near, 0)
