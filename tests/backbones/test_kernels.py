@@ -685,9 +685,9 @@ def test_old_captures_make_room(monkeypatch):
                 m.host.runner.forward(Batch([(0, plan, 0)], m.host.slots.table, DEVICE))
         return [size.rows for size in m.host.runner.captured]
 
-    assert twice(1, 3, 9, 1) == [16, 1]
+    assert twice(1, 3, 9, 1) == [16, 4]  # which serves one row, too
     monkeypatch.setattr(m.host.runner, "_most_bytes", 1)
-    assert twice(3) == [4]
+    assert twice(20) == [32]
 
 
 def test_a_capture_serves_batches_that_are_not_much_smaller(monkeypatch):

@@ -154,10 +154,11 @@ class Batch:
 
     @cached_property
     def tokens_T(self) -> Tensor:
-        known_T = self._integers[0]
         if self.drawn_T is None:
-            return known_T
-        return torch.cat([self.drawn_T, known_T[len(self.drawn_T) :]])
+            return self._integers[0]
+        if len(self.drawn_T) == len(self.slots):
+            return self.drawn_T
+        return torch.cat([self.drawn_T, self._integers[0][len(self.drawn_T) :]])
 
     @cached_property
     def positions_T(self) -> Tensor:
