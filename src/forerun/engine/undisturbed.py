@@ -1,7 +1,8 @@
 """Steps without long pauses of Python's garbage collector.
 
-A full collection looks at every object of the process, and torch and transformers alone have some
-400,000: 0.2 to 0.4 seconds, in which every stream stands still. So what exists when an engine's
+A full collection looks at every object of the process, and torch and transformers alone have
+hundreds of thousands: tenths of a second, in which every stream stands still
+(`python bench/host.py` says how many). So what exists when an engine's
 thread sets to work is put aside until all of them are idle again; only what comes to exist
 meanwhile is looked at. Putting it aside and taking it back cost nothing. What has been put aside
 and dies is freed as ever, but for cycles, which are found when nobody works: so a stream that was
