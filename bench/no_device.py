@@ -28,9 +28,10 @@ from forerun.engine.engine import Engine
 from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
-from forerun.engine.rules import Applied, RuleBatch, RuleProgram, Rules
+from forerun.engine.rules import Applied, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.families.base import Family
 from forerun.families.causal import Causal
+from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import (
     JacobiStep,
     Outcome,
@@ -171,7 +172,14 @@ class NoRules(Rules):
         return self.programs[size].run(batch)
 
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
-        packed = super().apply(draws).packed
+        return self._scripted(super().apply(draws).packed, draws)
+
+    def draw_tokens(self, draws: TokenDraws) -> Applied | None:
+        applied = super().draw_tokens(draws)
+        made = [Draw(sample_token, (), seq) for seq in draws.seqs]
+        return None if applied is None else self._scripted(applied.packed, made)
+
+    def _scripted(self, packed: PackedOutcome, draws: Sequence[Draw[Any]]) -> Applied:
         copy = cast("HostCopy", ScriptedOutcomes(packed, self._script, draws))
         return ScriptedApplied(packed, len(draws), copy)
 

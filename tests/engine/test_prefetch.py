@@ -331,7 +331,7 @@ def test_its_law_is_certified(sampling, eos, ahead):
 MUTANTS = {
     "believing every guess": (
         "matches",
-        lambda self, ticket: ticket in self.foreseen and ticket.waits_for.host is self.host,
+        lambda self, ticket: ticket in self.rows_of and ticket.waits_for.host is self.host,
     ),
     "mixing up who is left": ("logits_of", lambda self, tickets: self.logits_RV[: len(tickets)]),
     "reading another's token": ("batch", None),

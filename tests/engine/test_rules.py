@@ -10,11 +10,11 @@ from forerun.engine import engine as engine_file
 from forerun.engine import rules as rules_file
 from forerun.engine.rules import RuleBatch, RuleProgram, Rules, note
 from forerun.errors import NotAble
-from forerun.families import base
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws
+from forerun.sequence import question
 from tests.helpers import fresh, stepped
 from tests.methods.test_steps import CASES, FILE, steps_of
 
@@ -93,7 +93,7 @@ def test_a_rule_that_draws_without_end_runs_by_its_plain_code(programs, monkeypa
         tokens = [sample(p_BV) for _ in range(12)]
         return Token.of_batch(token=tokens[-1])
 
-    monkeypatch.setattr(base, "sample_token", greedy_of_many)
+    monkeypatch.setattr(question, "sample_token", greedy_of_many)
     m = fresh()
     assert len(m.generate([1, 2, 3], method="ar", max_tokens=4, ignore_eos=True).token_ids) == 4
     assert "runs by its plain code" in caplog.text

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from forerun.engine.pages import Content, PagePool, PageShape, PageTable
 from forerun.errors import NoRoom
-from forerun.sequence.rows import HI, HORIZON, TOKEN, PlainText, Plan, causal_template, reusable
+from forerun.sequence.rows import (
+    HI,
+    HORIZON,
+    LO,
+    POSITION,
+    TOKEN,
+    PlainText,
+    Plan,
+    causal_template,
+    reusable,
+)
 
 # Share of the memory that is free once the weights are loaded. The forward works in the rest.
 FOR_SLOTS = 0.9
@@ -37,6 +47,7 @@ class Memo:
         self._numbers: list[int] = []  # of what the leading pages hold, while they can be found
         self._found_end = 0  # pages from here on are this lane's alone, and nobody finds them
         self._rows = np.zeros((5, context), np.int32)
+        self._cells = self._rows.data  # the same: NumPy takes long to write one number at a time
         self._held = 0  # leading rows that the slots hold
         self._causal = 0  # leading rows among them that are plain left-to-right text
         # Leading rows whose slots hold what those rows say: none was computed after a row that
@@ -157,6 +168,11 @@ class Memo:
             shared = sum(holders[page] > 1 for page in self.pages[first:last])
         return shared + max(0, last - len(self.pages))
 
+    def owns(self, slot: int) -> bool:
+        """Can a slot be written to as it is, since it is this lane's own?"""
+        index = slot // self.pool.size
+        return self._found_end <= index < len(self.pages)
+
     def claim(self, start: int, end: int, stay: int | None = None) -> None:
         """Make slots from `start` to `end` this lane's own. What the slots before `start` hold
         stays, or what those before `stay` do."""
@@ -209,6 +225,18 @@ class Memo:
         self.relied_on = False
         self._exact = end if start <= self._exact else min(self._exact, start)
         self._publish()
+
+    def wrote_one(self, start: int, token: int) -> None:
+        """`wrote` of one token, as nearly always."""
+        cells = self._cells
+        cells[TOKEN, start] = token
+        cells[POSITION, start] = start
+        cells[HORIZON, start] = self._held = self._causal = start + 1
+        cells[LO, start] = cells[HI, start] = 0
+        self.relied_on = False
+        self._exact = start + 1 if start <= self._exact else min(self._exact, start)
+        if (start + 1) % self.pool.size == 0:
+            self._publish()
 
     def _note_text(self, start: int, tokens: Sequence[int] | np.ndarray) -> None:
         end = start + len(tokens)

@@ -31,18 +31,23 @@ from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
 from forerun.engine.prefetch import Prefetch, TokenPrefetch, foresee
-from forerun.engine.rules import Applied, MakeSampler, Rules
+from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
 from forerun.errors import ForerunError, NotAble
-from forerun.probability.logits import MaskedLogits, edited_logits, own_logits
+from forerun.probability.logits import (
+    MaskedLogits,
+    edited_logits,
+    next_token_logits,
+    own_logits,
+)
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Token
 from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
-from forerun.sequence.question import BlankLaws, Continuation, Question
+from forerun.sequence.question import BlankLaws, Continuation, NextToken, Question
 
 log = logging.getLogger("forerun")
 
@@ -350,7 +355,7 @@ class Engine:
         and with the same noise.
         """
         known = one.seq.known
-        one.count_answered()
+        one.count_answered(answer)
         try:
             one.resume(answer)
             self._check_room(one)
@@ -382,7 +387,7 @@ class Engine:
         """Refuse a plan that is longer than a lane, which would write into the next one, and one
         without rows, which would fail the forward of all."""
         if isinstance(one.waits_for, Question):
-            rows = one.waits_for.plan.length
+            rows = one.waits_for.length
             room = host_of(one).most_rows
             if not 0 < rows <= room:
                 raise NotAble(f"a plan of {rows} rows does not fit into a lane of {room} slots.")
@@ -436,21 +441,32 @@ class Engine:
                 for i in members:
                     answers[i] = error
         self.clock.rules += time.perf_counter() - began
+        self._arrive(served, answers, applied)
+        return answers
+
+    def _arrive(
+        self,
+        served: list[Running],
+        answers: list[object],
+        applied: Sequence[tuple[Sequence[int], Applied]],
+        in_step: bool = False,
+    ) -> None:
+        """Wait for the outcomes of draws, and write them down. The next forward begins before that,
+        if it can be foreseen. `in_step`: so did the last one."""
         if applied:
             self.clock.mark("rules", applied[0][1].device)
         if len(applied) == 1 and len(applied[0][0]) == len(served):
-            self._try_to_prefetch(served, applied[0][1])
+            self._try_to_prefetch(served, applied[0][1], in_step)
         began = time.perf_counter()
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
-                answers[i] = outcome or NoOutcome(draws[i].seq)
+                answers[i] = outcome or NoOutcome(served[i].seq)
         self.watch.arrived()
         self.clock.waits += time.perf_counter() - began
         self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
         self.clock.rules += time.perf_counter() - began
-        return answers
 
     def _look_ahead(self, served: Sequence[Running], answers: Sequence[object]) -> None:
         """Tell constraints which tokens were drawn, of all sequences at once: what may follow is
@@ -464,23 +480,23 @@ class Engine:
         look_ahead(asked, follow_forced=True)
         self.clock.masks += time.perf_counter() - began
 
-    def _try_to_prefetch(self, served: list[Running], applied: Applied) -> None:
+    def _try_to_prefetch(self, served: list[Running], applied: Applied, in_step: bool) -> None:
         """What was drawn stays drawn, whatever becomes of a forward that is only a guess. If it
         fails, it is run again when it is asked for, and fails those who ask."""
         try:
-            self._prefetch(served, applied)
+            self._prefetch(served, applied, in_step)
         except Exception as error:
             log.warning("a forward that was begun ahead failed: %r", error)
             self._prefetched = None
             self.watch.unusual()
 
-    def _prefetch(self, served: list[Running], applied: Applied) -> None:
+    def _prefetch(self, served: list[Running], applied: Applied, in_step: bool) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
         works_on_its_own = applied.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
         alone = len(served) == len(self.running)
-        prefetched = foresee(served, applied, alone) if enabled else None
+        prefetched = foresee(served, applied, alone, in_step) if enabled else None
         if prefetched is None or not (alone or self._read_beside(prefetched)):
             return
         host = prefetched.host
@@ -557,9 +573,31 @@ class Engine:
         host = prefetched.host
         self.clock.mark("host", host.device)  # the time that the device waited, if it did
         for one in served:
-            plan = prefetched.foreseen[one]
-            host.memos[one.lane].ran(plan, plan.first_read)
-        return self._answers(served, prefetched.logits_of(served))
+            prefetched.ran(one)
+        logits_RV = prefetched.logits_of(served)
+        drawn = self._draw_next_tokens(served, logits_RV)
+        return self._answers(served, logits_RV) if drawn is None else drawn
+
+    def _draw_next_tokens(
+        self, served: list[Running], logits_RV: Tensor
+    ) -> Sequence[object] | None:
+        """Draw at once what nearly all ask for, a token each. None if somebody asks for more, or a
+        draw would be the first of its kind."""
+        if not all(map(asks_for_token, served)):
+            return None
+        began = time.perf_counter()
+        seqs = [one.seq for one in served]
+        logits = next_token_logits(logits_RV, [(seq.history, seq.known) for seq in seqs])
+        applied = None if logits is None else self.rules.draw_tokens(TokenDraws(seqs, logits))
+        self.clock.rules += time.perf_counter() - began
+        if applied is None:
+            return None
+        for one in served:
+            one.last_question = question_of(one)
+        self.watch.drawing()
+        answers: list[object] = [None] * len(served)
+        self._arrive(served, answers, [(range(len(served)), applied)], in_step=True)
+        return answers
 
     def _timed_forward(
         self, host: Host, batch: Batch, drafting: bool = False, reading: int = 0
@@ -616,6 +654,13 @@ class Engine:
         return answers
 
 
+def asks_for_token(one: Running) -> bool:
+    """Does it wait for the next token of a text, and for nothing else that a forward can tell?"""
+    seq = one.seq
+    alone = seq.recorder is None and not seq.logprobs.wanted
+    return alone and isinstance(one.waits_for, NextToken) and one.waits_for.reads_text
+
+
 def check_coroutine(started: object) -> None:
     """Refuse a method that is no `async` function."""
     if not isinstance(started, Coroutine):
@@ -658,9 +703,10 @@ def draw_of(one: Running) -> Draw[Any]:
 
 def chain_of(one: Running) -> Sequence[int]:
     """The chain that a sequence's last law was given."""
-    if one.last_question is None:
+    asked = one.last_question
+    if asked is None or isinstance(asked, NextToken):
         return ()
-    chain = one.last_question.chains[0]
+    chain = asked.chains[0]
     return chain.tokens[: max(chain.prefixes, default=0)] if len(chain.tokens) else ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
@@ -27,7 +27,7 @@ from forerun.engine.costs import (
 )
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pace import Pace, several_processes
-from forerun.engine.pack import Batch, Segment
+from forerun.engine.pack import Batch, NextRows, Segment
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
@@ -157,6 +157,23 @@ class Host:
             self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
         self.slots.table.to_device()
         batch = Batch(work, self.slots.table, self.device)
+        if self.looks_into is not None:
+            batch.sources = self.looks_into.feature_slots(batch.segments)
+        return batch
+
+    def next_rows(
+        self,
+        lanes: Sequence[int],
+        lengths: Sequence[int],
+        make_plans: Callable[[], Sequence[Plan]],
+    ) -> Batch:
+        """The last rows of plain texts of these lengths, one in each lane."""
+        for lane, length in zip(lanes, lengths):
+            memo = self.memos[lane]
+            if not memo.owns(length - 1):
+                memo.claim(length - 1, length)
+        self.slots.table.to_device()
+        batch = NextRows(lanes, lengths, self.slots.table, self.device, make_plans)
         if self.looks_into is not None:
             batch.sources = self.looks_into.feature_slots(batch.segments)
         return batch

@@ -8,7 +8,7 @@ attention knows where one sequence ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,6 +109,9 @@ class Batch:
             self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
             reads = _concatenate([branch for plan in plans for branch in plan.reads])
             self.reads = reads - _for_rows(shift_B, self.read_counts)
+        self._begin()
+
+    def _begin(self) -> None:
         self._biases: dict[tuple[int, int | None, torch.dtype], Tensor | None] = {}
         self._padded: dict[int | None, PaddedBatch] = {}
         self._spans: dict[int, slice | Tensor] = {}
@@ -204,6 +207,44 @@ class Batch:
         if window not in self._padded:
             self._padded[window] = PaddedBatch(self, window)
         return self._padded[window]
+
+
+class NextRows(Batch):
+    """One row of plain text per sequence, behind all that its slots hold. Most forwards are of this
+    kind: lanes and lengths are enough, and plans are made for who looks."""
+
+    is_plain_text = True
+
+    def __init__(
+        self,
+        lanes: Sequence[int],
+        lengths: Sequence[int],
+        table: PageTable,
+        device: torch.device,
+        make_plans: Callable[[], Sequence[Plan]],
+    ):
+        """The texts have these lengths, this row included; its token is 0 until it is drawn."""
+        count = len(lanes)
+        self.device = device
+        self.table = table
+        self.slot_counts = list(lengths)
+        self.row_counts = [1] * count
+        self.read_counts = [1] * count
+        self.lanes = np.array(lanes)
+        ends_B = np.array(lengths)
+        self.slots = table.places(self.lanes, ends_B - 1)
+        self.rows_5T = np.zeros((5, count), np.int32)
+        self.rows_5T[POSITION] = ends_B - 1
+        self.rows_5T[HORIZON] = ends_B
+        self.reads = np.arange(count)
+        self._make_plans = make_plans
+        self._begin()
+
+    @cached_property
+    def segments(self) -> list[Segment]:  # type: ignore[override]
+        starts = [length - 1 for length in self.slot_counts]
+        plans = self._make_plans()
+        return list(map(Segment, self.lanes.tolist(), plans, starts, range(len(plans))))
 
 
 class MovingRows(Batch):
@@ -376,7 +417,7 @@ def _plain_bounds(batch: Batch, low: int, high: int) -> tuple[np.ndarray, int]:
     are of this kind."""
     height = low if max(batch.row_counts) <= low else high
     if max(batch.row_counts) <= height:  # one tile each
-        offsets = [segment.offset for segment in batch.segments]
+        *offsets, _ = accumulate(batch.row_counts, initial=0)
         ends = batch.slot_counts
         lanes = batch.lanes[offsets]
         return np.array([offsets, batch.row_counts, lanes, ends, ends, ends], np.int64), height

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.cache import Memo
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved
 from forerun.engine.rules import Applied
@@ -28,7 +29,7 @@ from forerun.engine.ticket import Running
 from forerun.engine.turns import Part
 from forerun.probability.outcomes import JacobiStep, Token
 from forerun.probability.transfer import to_device
-from forerun.sequence.question import Continuation, Question
+from forerun.sequence.question import Continuation, NextToken, Question
 from forerun.sequence.rows import PlainText, Plan, next_token_plan, text_and_chain
 
 # Below so many parameters a forward is over before the host could have hidden anything behind it.
@@ -41,7 +42,7 @@ class Prefetch(ABC):
     def __init__(self, host: Host, running: Sequence[Running]):
         self.host = host
         self.running = running
-        # what each will ask, once the tokens are known; all rows that are read must run
+        # what some will ask, once the tokens are known; all rows that are read must run
         self.foreseen: dict[Running, PlainText] = {}
         self.logits_RV: Tensor | None = None
         self.rows_of: dict[Running, int] = {}  # of the logits, in their order
@@ -58,13 +59,23 @@ class Prefetch(ABC):
     def learn(self, answers: Sequence[object]) -> None:
         """What was drawn has arrived."""
 
+    def plan_of(self, one: Running) -> PlainText | None:
+        """What it will ask, if that was foreseen."""
+        return self.foreseen.get(one)
+
     def matches(self, one: Running) -> bool:
         """Does it wait for what was foreseen?"""
-        foreseen = self.foreseen.get(one)
         question = one.waits_for
-        if foreseen is None or not isinstance(question, Question):
+        if not isinstance(question, Question) or question.host is not self.host:
             return False
-        return question.host is self.host and _same(foreseen, question.plan)
+        foreseen = self.plan_of(one)
+        return foreseen is not None and _same(foreseen, question.plan)
+
+    def ran(self, one: Running) -> None:
+        """Note that the rows ran that it waits for."""
+        plan = self.plan_of(one)
+        assert plan is not None
+        self.host.memos[one.lane].ran(plan, plan.first_read)
 
     def logits_of(self, running: Sequence[Running]) -> Tensor:
         """The result, for those who are left."""
@@ -76,9 +87,12 @@ class Prefetch(ABC):
         return self.logits_RV[to_device(np.concatenate(kept), torch.long, self.logits_RV.device)]
 
 
-def foresee(running: Sequence[Running], applied: Applied, alone: bool = True) -> Prefetch | None:
+def foresee(
+    running: Sequence[Running], applied: Applied, alone: bool = True, in_step: bool = False
+) -> Prefetch | None:
     """The forward that all these will ask for if they keep what they draw now, where there is one,
-    of one model; or, if they are not `alone`, one beside which others can read."""
+    of one model; or, if they are not `alone`, one beside which others can read. `in_step`: so was
+    the last one."""
     question = running[0].last_question
     if question is None:
         return None
@@ -89,7 +103,7 @@ def foresee(running: Sequence[Running], applied: Applied, alone: bool = True) ->
     if alone and _had_rather_write(running, host):
         return None
     if applied.type is Token:
-        return TokenPrefetch.guess(running, host)
+        return TokenPrefetch.guess(running, host, in_step)
     if applied.type is JacobiStep and alone:
         return ChainPrefetch.guess(running, host)
     return None
@@ -111,23 +125,35 @@ def _is_elsewhere(one: Running, host: Host) -> bool:
 class TokenPrefetch(Prefetch):
     """One row per sequence: plain text one token longer."""
 
-    pages = 0  # that they need more
+    def __init__(self, host: Host, running: Sequence[Running]):
+        super().__init__(host, running)
+        self.rows_of = dict.fromkeys(running, 1)
+        self.pages = 0  # that they need more
+        self._asked: list[Question] = []  # what each draws from
+        self._lengths: list[int] = []  # of the texts, with the token that is drawn
+        self._drawn: list[int] = []
+        self._number = {one: number for number, one in enumerate(running)}
 
     @classmethod
-    def guess(cls, running: Sequence[Running], host: Host) -> TokenPrefetch | None:
+    def guess(
+        cls, running: Sequence[Running], host: Host, in_step: bool = False
+    ) -> TokenPrefetch | None:
+        """What follows the tokens of these. `in_step`: their last forward was begun ahead, so
+        slots hold what was asked."""
         self = cls(host, running)
-        self.rows_of = dict.fromkeys(running, 1)
         most = min(host.room, host.backbone.context)
         for one in running:
-            assert one.last_question is not None
-            last = one.last_question.plan
-            plan = next_token_plan(last)
+            asked = one.last_question
+            assert asked is not None
             memo = host.memos[one.lane]
-            if plan is None or plan.length > most or not memo.holds_text(last.tokens):
+            length = asked.length + 1
+            if length > most or not (in_step or _holds(memo, asked.plan)):
                 return None
-            self.foreseen[one] = plan
-            self.pages += memo.pages_needed(last.length, plan.length)
-        return self if host.pool.ensure(self.pages) else None
+            self._asked.append(asked)
+            self._lengths.append(length)
+            if not memo.owns(length - 1):
+                self.pages += memo.pages_needed(length - 1, length)
+        return self if not self.pages or host.pool.ensure(self.pages) else None
 
     def read_beside(self, parts: Sequence[Part]) -> bool:
         """Read this of prompts in the same forward, if there is room."""
@@ -144,20 +170,63 @@ class TokenPrefetch(Prefetch):
         self.reading = list(parts)
         return True
 
+    def plan_of(self, one: Running) -> PlainText | None:
+        number = self._number.get(one)
+        if number is not None and one not in self.foreseen:
+            plan = next_token_plan(self._asked[number].plan)
+            assert plan is not None, "of plain text"
+            self.foreseen[one] = plan
+            if self._drawn:
+                plan.tokens[-1] = self._drawn[number]
+        return self.foreseen.get(one)
+
+    def _plans(self) -> list[PlainText]:
+        return [plan for one in self.running if (plan := self.plan_of(one)) is not None]
+
     def batch(self, applied: Applied) -> Batch:
-        plans = [(one, self.foreseen[one]) for one in self.running]
-        work: list[tuple[int, Plan, int]] = [(one.lane, p, p.first_read) for one, p in plans]
-        work += [(part.one.lane, part.plan, part.start) for part in self.reading]
-        batch = self.host.batch(work)
+        lanes = [one.lane for one in self.running]
+        if self.reading:
+            work: list[tuple[int, Plan, int]]
+            work = [(lane, plan, plan.first_read) for lane, plan in zip(lanes, self._plans())]
+            work += [(part.one.lane, part.plan, part.start) for part in self.reading]
+            batch = self.host.batch(work)
+        else:
+            batch = self.host.next_rows(lanes, self._lengths, self._plans)
         drawn_B = applied.column("token")
         # A law without an outcome draws -1, which is no token.
         batch.drawn_T = drawn_B.clamp(0, self.host.backbone.vocab - 1)
         return batch
 
     def learn(self, answers: Sequence[object]) -> None:
-        for one, answer in zip(self.running, answers, strict=True):
-            token = answer.token if isinstance(answer, Token) else 0
-            self.foreseen[one].tokens[-1] = token
+        self._drawn = [one.token if isinstance(one, Token) else 0 for one in answers]
+        for one, token in zip(self.running, self._drawn, strict=True):
+            if one in self.foreseen:
+                self.foreseen[one].tokens[-1] = token
+
+    def matches(self, one: Running) -> bool:
+        """Of a text that only grows, its length and its last token tell."""
+        number = self._number.get(one)
+        question = one.waits_for
+        if number is None or type(question) is not NextToken or not question.reads_text:
+            return super().matches(one)
+        asked = self._asked[number]
+        if type(asked) is not NextToken or asked.memory is not question.memory:
+            return super().matches(one)
+        length = self._lengths[number]
+        same = question.length == length and question.memory[length - 1] == self._drawn[number]
+        return same and question.host is self.host
+
+    def ran(self, one: Running) -> None:
+        number = self._number.get(one)
+        if number is None:
+            super().ran(one)
+        else:
+            self.host.memos[one.lane].wrote_one(self._lengths[number] - 1, self._drawn[number])
+
+
+def _holds(memo: Memo, plan: Plan) -> bool:
+    """Do the slots hold a plain text that was asked about?"""
+    return plan.is_plain_text and memo.holds_text(plan.tokens)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from forerun.constraints.base import words
 from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
-from forerun.probability.acceptance import Sampler
+from forerun.probability.acceptance import Sampler, sample_token
 from forerun.probability.certain import CERTAIN, CERTAIN_TOGETHER, choices
-from forerun.probability.logits import Warp, Warps, likeliest, model_laws
+from forerun.probability.logits import MaskedLogits, Warp, Warps, likeliest, model_laws
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
@@ -39,7 +39,7 @@ from forerun.probability.pending import (
     write_masks,
 )
 from forerun.probability.transfer import HostCopy, to_device
-from forerun.sequence.canvas import Draw
+from forerun.sequence.canvas import Canvas, Draw
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as PoolHandle
@@ -134,6 +134,17 @@ class Rules:
         self.programs.move_to_end(found)
         with current_device(batch.device):
             return self.programs[found].run(batch)
+
+    def draw_tokens(self, draws: TokenDraws) -> Applied | None:
+        """One token for each of many, by a program that is there; None if there is none."""
+        size = draws.size(self._warps) if self.by_noise else None
+        program = None if size is None else self.programs.get(size)
+        if size is None or program is None:
+            return None
+        self.is_warm = True
+        self.programs.move_to_end(size)
+        with current_device(draws.device):
+            return program.run_tokens(draws)
 
     def _find(self, size: ProgramSize) -> ProgramSize | None:
         """This size if there is a program, else the least that covers it."""
@@ -245,6 +256,38 @@ class RuleBatch:
             if all(isinstance(value, PendingLaws) for value in column):
                 PendingLaws.make_together(cast("Sequence[PendingLaws]", column))
         return [[made(cast("Any", value)) for value in column] for column in self.columns]
+
+
+class TokenDraws:
+    """A token for each of some sequences, from neighbouring rows of logits: what a `RuleBatch` of
+    `sample_token` says, without an object for each. Nearly all draws are of this kind."""
+
+    def __init__(self, seqs: Sequence[Canvas], logits: MaskedLogits):
+        self.seqs = seqs
+        self.logits_RV, self.masks_RW = logits
+        self.device = self.logits_RV.device
+        self.warp_4B: np.ndarray | None = None  # sampling parameters, once the size is known
+
+    @property
+    def noise(self) -> list[tuple[int, int]]:
+        return [(seq.noise_key, seq.draws) for seq in self.seqs]
+
+    def size(self, warps: Warps) -> ProgramSize | None:
+        """The size that holds them, as `ProgramSize.of` has it."""
+        count = len(self.seqs)
+        vocab = self.logits_RV.shape[1]
+        if count > BATCHES[-1]:
+            return None
+        warp, self.warp_4B = warps.of([seq.history.sampling for seq in self.seqs], vocab)
+        return ProgramSize(
+            sample_token,
+            BATCHES[bisect_left(BATCHES, count)],
+            (ArgumentSize("laws"),),
+            vocab,
+            (self.logits_RV.dtype,),
+            (self.masks_RW is not None,),
+            warp,
+        )
 
 
 class LawSource:
@@ -466,6 +509,7 @@ class RuleProgram:
         self._host_noise[:] = 0.5
         self._host_ahead[:] = 0.5
         self._written_warp: np.ndarray | None = None
+        self._tokens_of = 0  # sequences, if the integers say that each draws a token
         integers_S, noise_S, ahead_S, warp_S, bits_S = self._device.split(parts)
         split = integers_S.split(integers)
         self._tokens = split[: len(tokens)]
@@ -509,8 +553,26 @@ class RuleProgram:
         assert self._packed is not None
         return Applied(self._packed, len(batch.draws), HostCopy(tensor))
 
+    def run_tokens(self, draws: TokenDraws) -> Applied:
+        """The same for a token each."""
+        count = len(draws.seqs)
+        if self._tokens_of != count:  # else all integers stand there
+            rows = self._padded(range(count), count)
+            self._host_integers[:] = [*[1] * self.size.batch, *rows]
+            self._tokens_of = count
+        if draws.masks_RW is not None:
+            bits = self._host_masks[0][: self.size.batch * words(self.size.vocab)]
+            bits.reshape(self.size.batch, -1)[:count] = draws.masks_RW
+        self._fill_numbers(draws.noise, draws.warp_4B)
+        self._device.copy_(self._host, non_blocking=True)
+        self._logits_RV[0][:count].copy_(draws.logits_RV)
+        tensor = self._run()
+        assert self._packed is not None
+        return Applied(self._packed, count, HostCopy(tensor))
+
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
+        self._tokens_of = 0
         size = self.size
         count = len(batch.draws)
         picked = [
@@ -526,18 +588,23 @@ class RuleProgram:
         for index, source in enumerate(batch.sources):
             if size.masked[index]:
                 self._write_masks(index, self._padded(source.laws, count))
-        if size.warp.warm and batch.warp_4B is not self._written_warp:
-            assert batch.warp_4B is not None
-            self._host_warp[:, :count] = batch.warp_4B
-            self._host_warp[:, count:] = batch.warp_4B[:, :1]
-            self._written_warp = batch.warp_4B
-        if self._used:
-            self._host_noise[:count, : self._used] = uniforms(batch.noise, 0, self._used)
-        if self._ahead:
-            self._host_ahead[:count, : self._ahead] = uniforms_ahead(batch.noise, self._ahead)
+        self._fill_numbers(batch.noise, batch.warp_4B)
         self._device.copy_(self._host, non_blocking=True)
         for index, (source, numbers) in enumerate(zip(batch.sources, picked)):
             self._pick(index, source.logits(), numbers)
+
+    def _fill_numbers(self, noise: list[tuple[int, int]], warp_4B: np.ndarray | None) -> None:
+        """Write sampling parameters, and numbers that decide draws."""
+        count = len(noise)
+        if self.size.warp.warm and warp_4B is not self._written_warp:
+            assert warp_4B is not None
+            self._host_warp[:, :count] = warp_4B
+            self._host_warp[:, count:] = warp_4B[:, :1]
+            self._written_warp = warp_4B
+        if self._used:
+            self._host_noise[:count, : self._used] = uniforms(noise, 0, self._used)
+        if self._ahead:
+            self._host_ahead[:count, : self._ahead] = uniforms_ahead(noise, self._ahead)
 
     def _padded(self, values: Sequence[Any], count: int) -> list[Any]:
         """Values of so many sequences, and those of the first one for all that miss."""

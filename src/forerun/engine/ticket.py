@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.engine.schedule import Due
 from forerun.errors import NotAble
+from forerun.probability.outcomes import Outcome
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import Continuation, Question
 
@@ -57,8 +58,9 @@ class Running:
     def __post_init__(self) -> None:
         self.seq = self.ticket.seq
 
-    def count_answered(self) -> None:
-        """Count what the sequence waited for: a draw, or a forward."""
+    def count_answered(self, answer: object = None) -> None:
+        """Count what the sequence waited for: a draw, or a forward, or, if an outcome is the answer
+        to a question, both."""
         waited = self.waits_for
         if isinstance(waited, Draw):
             self.seq.draws += 1
@@ -66,10 +68,12 @@ class Running:
             self.seq.draws += waited.drawn
             self.seq.trace.draft_forwards += waited.drawn if waited.drafting else 0
             self.seq.trace.forwards += 0 if waited.drafting else max(1, waited.drawn)
-        elif waited is not None and waited.drafting:
-            self.seq.trace.draft_forwards += 1
         elif waited is not None:
-            self.seq.trace.forwards += 1
+            self.seq.draws += isinstance(answer, Outcome)
+            if waited.drafting:
+                self.seq.trace.draft_forwards += 1
+            else:
+                self.seq.trace.forwards += 1
 
     def wait_for(self, draw: Draw[Any]) -> None:
         """The method waits on, now for a draw from what it asked about."""

@@ -27,6 +27,7 @@ from forerun.sequence.question import (
     Continuation,
     Costs,
     ModelHost,
+    NextToken,
     Question,
     Written,
     question,
@@ -45,6 +46,7 @@ class Family(ABC):
     mask_token: int | None = None
     impossible_tokens: tuple[int, ...] = ()  # never an outcome: a mask
     shifted: bool = False  # does a row speak of the position after its own?
+    reads_text: bool = False  # is what asks for the next token plain text, that of the sequence?
 
     @classmethod
     @abstractmethod
@@ -193,20 +195,22 @@ class ChainScorer(ModelHandle):
     async def next_law(self, seq: Canvas, chain: Sequence[int] = ()) -> Tensor:
         """The law [V] of the token after the text and the chain: the last row of `conditionals`,
         without the others."""
-        [law_1V] = await self._next_token(seq, chain)
+        plan = self.family.conditionals(seq, [chain], last_only=True)
+        [law_1V] = await self.ask(seq, plan, [Branch(chain, [len(chain)])])
         return law_1V[0]
 
-    def _next_token(self, seq: Canvas, chain: Sequence[int] = ()) -> Question:
-        """What follows the text and the chain?"""
-        plan = self.family.conditionals(seq, [chain], last_only=True)
-        return self.ask(seq, plan, [Branch(chain, [len(chain)])])
+    def _one(self, seq: Canvas) -> NextToken:
+        plain = self.family.reads_text
+        return NextToken(self.host, seq, self.drafting, None if plain else self._plan_after)
+
+    def _plan_after(self, seq: Canvas) -> Plan:
+        return self.family.conditionals(seq, [()], last_only=True)
 
     async def write(self, seq: Canvas, most: int | None = None) -> list[int]:
         """The next token, drawn from its law: x ~ p(. | text). Or the next few, at `most` so many,
         where several cost one launch and nobody looks at what is between them."""
-        asked = self._several(seq, most) or self._next_token(seq)
-        asked.then = lambda law_1V: seq.draw(sample_token, law_1V[0])
-        answer = await asked
+        several = self._several(seq, most)
+        answer = await (several or self._one(seq))
         return answer.tokens if isinstance(answer, Written) else [answer.token]
 
     def writes_several(self, seq: Canvas) -> bool:
@@ -222,7 +226,10 @@ class ChainScorer(ModelHandle):
             k = most if self.host.writes_any_length else 1
         if k == 1 or seq.logprobs.wanted or seq.recorder is not None:
             return None
-        return self._continuation(seq, k, 1.0)
+        asked = self._continuation(seq, k, 1.0)
+        if asked is not None:
+            asked.then = lambda law_1V: seq.draw(sample_token, law_1V[0])
+        return asked
 
     async def write_on(self, seq: Canvas, k: int, temperature: float = 1.0) -> Written:
         """At most k tokens that the model writes after the text, each drawn from its own law, up to

@@ -57,6 +57,7 @@ class Causal(Family):
     name = "causal"
     handle = TreeScorer
     default_method = "auto"
+    reads_text = True
 
     @classmethod
     def of(cls, config: Any) -> Causal:

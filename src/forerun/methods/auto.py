@@ -55,6 +55,6 @@ async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
     while seq.goes_on():
         for token in await target.write(seq, most):
             if not seq.done:
-                seq.fill(seq.next(1), [token], "sampled")
+                seq.append(token, "sampled")
         if seq.known >= end or not target.writes_several(seq):
             return

@@ -18,7 +18,7 @@ async def autoregressive(seq: Canvas, target: ChainScorer, options: NoOptions) -
     while seq.goes_on():
         for token in await target.write(seq):  # x_i ~ p(. | x_<i)
             if not seq.done:
-                seq.fill(seq.next(1), [token], "sampled")
+                seq.append(token, "sampled")
 
 
 sequential = method("sequential", guarantee="exact", reference="sequential", needs=(SubsetScorer,))(

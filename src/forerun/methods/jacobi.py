@@ -82,7 +82,7 @@ async def judge_guess(seq: Canvas, target: ChainScorer, y: Sequence[int]) -> Jac
     seq.draws += n  # as often as plain decoding would have drawn: same seed, same text
     seq.fill(seq.next(n), y[:n], "accepted", drafted=y)
     if not seq.done:
-        seq.fill(seq.next(1), [step.token], "resampled" if n < len(y) else "bonus")
+        seq.append(step.token, "resampled" if n < len(y) else "bonus")
     return step
 
 

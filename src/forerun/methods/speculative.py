@@ -69,7 +69,7 @@ async def judge(seq: Canvas, target: ChainScorer, draft: Draft) -> int:
     n = verdict.accepted
     seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
     if not seq.done:
-        seq.fill(seq.next(1), [verdict.token], _reason(n, len(draft)))
+        seq.append(verdict.token, _reason(n, len(draft)))
     return n
 
 

@@ -193,6 +193,20 @@ def edited_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogit
     return constrained(logits_RV, chains)
 
 
+def next_token_logits(
+    logits_RV: Tensor, places: Sequence[tuple[TokenHistory, int]]
+) -> MaskedLogits | None:
+    """The same for one row each, the law of the next token at this position, where constraints
+    are all that stands between logits and laws, and what they allow is known already; else None."""
+    if any(history.adds_to_logits for history, _ in places):
+        return None
+    constraints = [history.constraint for history, _ in places]
+    if constraints.count(None) == len(constraints):
+        return MaskedLogits(logits_RV)
+    masks_RW = masks_found_together([(one.constraint, position) for one, position in places])
+    return None if masks_RW is None else MaskedLogits(logits_RV, masks_RW)
+
+
 def laws_from_logits(logits_RV: Tensor, chains: Sequence[ChainRows]) -> Tensor:
     """The laws of all rows of a batch, each under its own sequence's parameters. `logits_RV` is
     read only."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from forerun.probability.acceptance import sample_token
 from forerun.probability.logits import ChainRows
+from forerun.probability.outcomes import Token
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.choosing import Chooser
-from forerun.sequence.rows import Plan
+from forerun.sequence.rows import PlainText, Plan
 
 
 class Costs(Protocol):
@@ -122,6 +125,67 @@ class Question:
 
     def __await__(self) -> Generator[Question, Any, Any]:
         return (yield self)
+
+    @property
+    def length(self) -> int:
+        """How many rows its plan has."""
+        return self.plan.length
+
+
+class NextToken(Question):
+    """What follows the text, and one draw from it. Nearly all questions are of this kind, and most
+    are answered together, by their lengths alone: all else is made for who looks.
+
+    Without `make_plan` the plan is plain text: that of the sequence as it is now.
+    """
+
+    with_model_law = False
+    features = ()
+
+    def __init__(
+        self,
+        host: ModelHost,
+        seq: Canvas,
+        drafting: bool,
+        make_plan: Callable[[Canvas], Plan] | None = None,
+    ):
+        self.host = host
+        self.seq = seq
+        self.drafting = drafting
+        self.then = self._sample
+        self.memory = seq.tokens  # what is known of it stays as it is
+        self._make_plan = make_plan
+        self._known = seq.known
+        self._place = seq.filled
+
+    def _sample(self, law_1V: Tensor) -> Draw[Token]:
+        return self.seq.draw(sample_token, law_1V[0])
+
+    @property
+    def reads_text(self) -> bool:
+        """Is its plan plain text?"""
+        return self._make_plan is None
+
+    @cached_property
+    def plan(self) -> Plan:  # type: ignore[override]
+        if self._make_plan is not None:
+            return self._make_plan(self.seq)
+        return PlainText.of(self.memory[: self._known], self._known - 1)
+
+    @property
+    def length(self) -> int:
+        return self._known if self._make_plan is None else self.plan.length
+
+    @cached_property
+    def positions(self) -> Sequence[Sequence[int]]:  # type: ignore[override]
+        return [self.seq.blanks[self._place : self._place + 1].tolist()]
+
+    @cached_property
+    def chains(self) -> Sequence[ChainRows]:  # type: ignore[override]
+        history = self.seq.history
+        if history.constraint is None:
+            return [ChainRows(history, (), [0])]
+        return [ChainRows(history, (), [0], None, (), self.positions[0])]
 
 
 class Written(NamedTuple):

@@ -1,0 +1,205 @@
+"""Texts in step: where all write plain text, one forward and one draw serve all, without an object
+for each. That changes only how long it takes."""
+
+import pytest
+
+from forerun.engine import engine as engine_file
+from forerun.engine import rules as rules_file
+from forerun.engine.engine import Engine
+from forerun.engine.rules import ProgramSize, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.ticket import Running
+from forerun.families.base import ChainScorer
+from forerun.probability.logits import MaskedLogits
+from forerun.registry import BUILT_IN, NoOptions, method
+from forerun.sequence.canvas import Canvas
+from tests.engine.test_rules import ByProgram
+from tests.helpers import PROMPTS, fresh, stepped
+
+HOW = {
+    "greedy": {},
+    "sampled": dict(temperature=0.8, top_p=0.9, seed=5),
+    "held to a language": dict(temperature=1.0, regex="[a-z ]*", seed=4),
+    "told": dict(temperature=1.0, logprobs=2, seed=3),
+    "penalised": dict(temperature=1.0, repetition_penalty=1.3, seed=2),
+}
+DRAWN_AT_ONCE = ("greedy", "sampled", "held to a language")
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Every engine goes ahead and has programs; the list grows by how many tokens were drawn."""
+    drawn = []
+    run = RuleProgram.run_tokens
+
+    def counted(self, draws):
+        drawn.append(len(draws.seqs))
+        return run(self, draws)
+
+    monkeypatch.setattr(RuleProgram, "run_tokens", counted)
+    monkeypatch.setattr(engine_file, "Rules", ByProgram)
+    monkeypatch.setattr(rules_file, "SEEN_BEFORE", 0)
+    monkeypatch.setattr(Engine, "prefetches", True)
+    return drawn
+
+
+def said(results):
+    return [(r.token_ids, r.finish_reason, r.stats.forwards, told(r)) for r in results]
+
+
+def told(result):
+    return [sorted(entry) for entry in result.logprobs or ()]
+
+
+def alone(how, monkeypatch, **more):
+    """The same by the plain code, each on its own."""
+    with monkeypatch.context() as plain:
+        plain.setattr(Rules, "draw_tokens", lambda self, draws: None)
+        plain.setattr(Engine, "prefetches", False)
+        return said(fresh(lanes=1).generate(PROMPTS, method="ar", max_tokens=16, **how, **more))
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_texts_in_step_are_those_decoded_alone(name, at_once, monkeypatch):
+    if "regex" in HOW[name]:
+        pytest.importorskip("llguidance")
+    expected = alone(HOW[name], monkeypatch)
+    at_once.clear()
+    m = fresh(lanes=5)
+    assert said(m.generate(PROMPTS, method="ar", max_tokens=16, **HOW[name])) == expected
+    assert bool(at_once) == (name in DRAWN_AT_ONCE)
+    if name == "greedy":
+        assert at_once.count(5) >= 8  # and fewer as texts end
+
+
+def test_all_kinds_in_one_batch(at_once, monkeypatch):
+    pytest.importorskip("llguidance")
+    expected = [alone(how, monkeypatch)[i] for i, how in enumerate(HOW.values())]
+    m = stepped(fresh(lanes=5))
+    asked = zip(PROMPTS, HOW.values())
+    jobs = [m.submit(prompt, method="ar", max_tokens=16, **how) for prompt, how in asked]
+    m.engine.run()
+    assert [said(job.results())[0] for job in jobs] == expected
+
+
+def test_an_interrupt_changes_no_text(at_once, monkeypatch):
+    """Wherever it comes: what was not counted is drawn again, with the same noise."""
+    how = dict(temperature=1.0, seed=6, ignore_eos=True)
+    expected = [one[0] for one in alone(how, monkeypatch)]
+    m = stepped(fresh(lanes=5))
+    jobs = m.submit(PROMPTS, method="ar", max_tokens=16, **how)
+    arrive, calls = Engine._arrive, iter(range(1000))
+
+    def interrupted(self, *given, **more):
+        if next(calls) % 4 == 1:
+            raise KeyboardInterrupt
+        arrive(self, *given, **more)
+        if next(calls) % 4 == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "_arrive", interrupted)
+    stopped = 0
+    while m.engine.busy:
+        try:
+            m.engine.step()
+        except KeyboardInterrupt:
+            stopped += 1
+    assert stopped > 5 and [r.token_ids for r in jobs.results()] == expected
+
+
+@method("unsteady", guarantee="approximate", reference="unsteady")
+async def unsteady(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
+    """Write what was drawn, or another token, or one that is as long but says something else."""
+    while not seq.done:
+        [token] = await target.write(seq)
+        seq.append((token + (seq.filled % 3 == 1)) % 256, "sampled")
+        if seq.filled % 4 == 2 and not seq.done:  # a guess of the same length, with the same end
+            chain = [(token + 1) % 256]
+            law_V = await target.next_law(seq, chain)
+            seq.append(token, "said")
+            if not seq.done:
+                seq.append(int(law_V.argmax()), "said")
+
+
+def test_what_is_written_instead_is_answered(at_once, monkeypatch):
+    monkeypatch.setitem(BUILT_IN["methods"], "unsteady", f"{__name__}:unsteady")
+    how = dict(method="unsteady", max_tokens=24, temperature=1.0, seed=8, ignore_eos=True)
+    m = fresh(lanes=5)
+    went = [r.token_ids for r in m.generate(PROMPTS, **how)]
+    monkeypatch.setattr(Engine, "prefetches", False)
+    assert went == [r.token_ids for r in fresh(lanes=5).generate(PROMPTS, **how)] and at_once
+
+
+def test_a_draw_of_many_has_the_size_that_a_batch_of_them_has():
+    m = stepped(fresh(lanes=3))
+    jobs = m.submit(PROMPTS[:3], method="ar", max_tokens=4, temperature=0.7, top_p=0.9)
+    m.engine.step()  # now all wait for a draw
+    draws = [one.waits_for for one in m.engine.running]
+    batch = RuleBatch(draws)
+    logits_RV = batch.sources[0].logits()
+    many = TokenDraws([draw.seq for draw in draws], MaskedLogits(logits_RV))
+    rules = m.engine.rules
+    assert many.size(rules._warps) == ProgramSize.of(batch, rules._warps)
+    assert many.noise == batch.noise
+    jobs.cancel()
+
+
+def not_counted(self, answer=None):
+    if not hasattr(answer, "token"):
+        COUNT(self, answer)
+
+
+COUNT = Running.count_answered
+MUTANTS = {
+    "a draw that is not counted": (Running, "count_answered", not_counted),
+    "numbers of another's draw": (
+        TokenDraws,
+        "noise",
+        property(lambda self: [(seq.noise_key, seq.draws) for seq in self.seqs[::-1]]),
+    ),
+    "masks of another": (
+        TokenDraws,
+        "__init__",
+        lambda self, seqs, logits: (
+            INIT(self, seqs, logits._replace(masks_RW=logits.masks_RW[::-1]))
+            if logits.masks_RW is not None
+            else INIT(self, seqs, logits)
+        ),
+    ),
+    "logits of another": (
+        TokenDraws,
+        "__init__",
+        lambda self, seqs, logits: INIT(
+            self, seqs, logits._replace(logits_RV=logits.logits_RV.flip(0))
+        ),
+    ),
+}
+INIT = TokenDraws.__init__
+
+
+def together(asked, lanes):
+    """What some requests say, all at once or one after the other."""
+    m = stepped(fresh(lanes=lanes))
+    jobs = [
+        m.submit(prompt, method="ar", max_tokens=16, temperature=1.0, ignore_eos=True, **how)
+        for prompt, how in zip(PROMPTS, asked)
+    ]
+    m.engine.run()
+    return [job.results()[0].token_ids for job in jobs]
+
+
+OWN_SEEDS = [dict(seed=i) for i in range(5)]
+OWN_LANGUAGES = [dict(seed=1, regex=f"[{letters}]*") for letters in ("ab", "cd", "ef", "gh", "ij")]
+
+
+@pytest.mark.parametrize("mutant", [None, *MUTANTS])
+def test_its_mutants_are_caught(mutant, at_once, monkeypatch):
+    pytest.importorskip("llguidance")
+    asked = (OWN_SEEDS, OWN_LANGUAGES)
+    with monkeypatch.context() as plain:
+        plain.setattr(Engine, "prefetches", False)
+        expected = [together(each, lanes=1) for each in asked]
+    if mutant is None:
+        assert [together(each, lanes=5) for each in asked] == expected and at_once.count(5) > 8
+        return
+    monkeypatch.setattr(*MUTANTS[mutant])
+    assert [together(each, lanes=5) for each in asked] != expected
