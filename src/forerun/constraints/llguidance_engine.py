@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
 WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
+WAKES_IN = 1e-4  # seconds that threads take to begin and end, before any did
+FORGETTING = 1.05  # times, whenever they took longer
 LARGEST = 2**62  # integer that bounds are narrowed to
 DATA = ("const", "enum", "default", "examples")  # what is no schema inside a schema
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
@@ -70,12 +73,40 @@ class MaskForm:
         return np.bitwise_and(own_NW, self.ordinary_W, out=own_NW)
 
 
-@lru_cache(maxsize=1)
-def _executor(process: int) -> Any:
-    """The engine's threads. A process that was forked off has none of its parent's."""
-    import llguidance
+class MaskThreads:
+    """The engine's threads. To wake them takes long where there are many: so masks are made one
+    after the other while that promises to be over sooner."""
 
-    return llguidance.LLExecutor()
+    def __init__(self) -> None:
+        import llguidance
+
+        self._executor: Any = llguidance.LLExecutor()
+        self._wakes_in = WAKES_IN  # seconds: the least that it took lately
+
+    def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
+        """Have matchers write what they allow, each into its row."""
+        first = _address(masks_NW)
+        size = masks_NW.strides[0]
+        count = len(matchers)
+        began = time.perf_counter()
+        for done, matcher in enumerate(matchers, 1):
+            matcher.unsafe_compute_mask_ptr(first + (done - 1) * size, size)
+            spent = time.perf_counter() - began
+            if spent / done * (count - done) > self._wakes_in:
+                self._fill_together(matchers[done:], first + done * size, size)
+                break
+
+    def _fill_together(self, matchers: Sequence[Any], first: int, size: int) -> None:
+        numbered = [(matcher, i) for i, matcher in enumerate(matchers)]
+        began = time.perf_counter()
+        self._executor.unsafe_compute_mask_ptr(numbered, first, size, len(matchers))
+        self._wakes_in = min(FORGETTING * self._wakes_in, time.perf_counter() - began)
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> MaskThreads:
+    """Those of a process: one that was forked off has none of its parent's."""
+    return MaskThreads()
 
 
 def _address(array: np.ndarray) -> int:
@@ -99,17 +130,14 @@ class _Matcher:
         return self.form.of_model(masks_1W)[0]
 
     def allowed_together(self, others: Sequence[Matcher]) -> np.ndarray:
-        """In threads of the engine's own, without Python's lock."""
+        """If it takes long, in threads of the engine's own, without Python's lock."""
         alike = [self, *(one for one in others if isinstance(one, _Matcher))]
         if len(alike) == 1:
             return self.allowed()[None]
         if any(one.form is not self.form for one in alike):
             return np.stack([one.allowed() for one in alike])
         masks_NW = np.empty((len(alike), self.form.words), np.int32)
-        matchers = [(one.matcher, i) for i, one in enumerate(alike)]
-        _executor(os.getpid()).unsafe_compute_mask_ptr(
-            matchers, _address(masks_NW), 4 * self.form.words, len(alike)
-        )
+        _threads(os.getpid()).fill([one.matcher for one in alike], masks_NW)
         return self.form.of_model(masks_NW)
 
     def accepts(self) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -153,21 +153,36 @@ def _filling(model: Model, item: Item, sample: int, ask: Fill) -> Request:
         most = min(ask.max_tokens, PER_LINE * (ask.ends[1] + 1))
         lead = ask.prefix[len(prefix) :]
         return Request(item, sample, [*model.encode(prefix)], most, lead=lead)
-    before, after, middle = tokens
+    before, after, middle, _ = tokens
     stop = ("\n",) if ask.ends == ("lines", 1) else ()
     text = before + ask.prefix + after + ask.suffix + middle
     ids = model.encode(text, special=False)
-    vocabulary = model.tokenizer.get_vocab() if model.tokenizer is not None else {}
-    ends = tuple(vocabulary[end] for end in MIDDLE_ENDS if end in vocabulary)
+    ends = tokens.ends
     return Request(item, sample, [*ids], ask.max_tokens, stop=stop, stop_ids=ends, middle=True)
 
 
-def middle_tokens(model: Model) -> tuple[str, str, str] | None:
-    """The tokens for filling in the middle that a model's tokenizer has."""
-    if model.tokenizer is None:
+class MiddleTokens(NamedTuple):
+    """The tokens of a tokenizer for filling in the middle."""
+
+    before: str
+    after: str
+    middle: str
+    ends: tuple[int, ...]
+
+
+def middle_tokens(model: Model) -> MiddleTokens | None:
+    """Those that a model's tokenizer has, looked up once: to list a vocabulary takes long."""
+    vocabulary = model.vocabulary
+    if vocabulary is None or vocabulary.tokenizer is None:
         return None
-    vocabulary = model.tokenizer.get_vocab()
-    return next((t for t in MIDDLE_TOKENS if all(one in vocabulary for one in t)), None)
+    return vocabulary.once("middle tokens", lambda: _middle_tokens(vocabulary.tokenizer))
+
+
+def _middle_tokens(tokenizer: Any) -> MiddleTokens | None:
+    known = tokenizer.get_vocab()
+    ends = tuple(known[end] for end in MIDDLE_ENDS if end in known)
+    found = next((t for t in MIDDLE_TOKENS if all(one in known for one in t)), None)
+    return None if found is None else MiddleTokens(*found, ends)
 
 
 def submit(model: Model, choice: MethodChoice, requests: Sequence[Request], style: Style) -> Jobs:

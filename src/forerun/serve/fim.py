@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from forerun.api import Model
 from forerun.constraints.healing import encode_inside, healing_of
+from forerun.constraints.vocabulary import Vocabulary
 from forerun.requests.prompts import Tokenised, check_ids, encode
 
 # (before the prefix, before the suffix, before the middle), as families of models write them.
@@ -36,16 +37,24 @@ class FimTokens:
 
 
 def fim_tokens(model: Model) -> FimTokens | None:
-    """The tokens of a model's own, if it has any."""
-    if model.tokenizer is None:
+    """The tokens of a model's own, if it has any. They are looked up once: to list a vocabulary
+    takes long."""
+    vocabulary = model.vocabulary
+    if vocabulary is None or vocabulary.tokenizer is None:
         return None
-    known = model.tokenizer.get_vocab()
+    return vocabulary.once("fim tokens", lambda: _find(vocabulary))
+
+
+def _find(vocabulary: Vocabulary) -> FimTokens | None:
+    assert vocabulary.tokenizer is not None
+    known = vocabulary.tokenizer.get_vocab()
+    ids = {name: i for name, i in known.items() if i < vocabulary.size}
     for names in NAMES:
-        if all(name in known and known[name] < model.vocab for name in names):
-            prefix, suffix, middle = (known[name] for name in names)
+        if all(name in ids for name in names):
+            prefix, suffix, middle = (ids[name] for name in names)
             return FimTokens(prefix, suffix, middle)
-    if all(name in known and known[name] < model.vocab for name in SUFFIX_FIRST):
-        return FimTokens(known["[PREFIX]"], known["[SUFFIX]"], None)
+    if all(name in ids for name in SUFFIX_FIRST):
+        return FimTokens(ids["[PREFIX]"], ids["[SUFFIX]"], None)
     return None
 
 
