@@ -270,6 +270,8 @@ def in_words(row: Row) -> str:
 def state(table: PaperTable, report: dict[str, Any]) -> str:
     if table.name in report:
         return f"measured, {report[table.name]['machine']}"
+    if table.study and study_words(table):
+        return f"measured, docs/{table.study}"
     if table.runner is None:
         return f"needs: {table.needs}" if table.needs else f"elsewhere: {table.command}"
     return "not run yet"
