@@ -19,8 +19,8 @@ from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
 WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
-WAKES_IN = 1e-4  # seconds that threads take to begin and end, before any did
-FORGETTING = 1.05  # times, whenever they took longer
+TOGETHER = 1e-4  # seconds that threads take for the masks of a step, before any did
+FORGETTING = 0.99  # times, whenever they were not asked: now and then they are tried
 LARGEST = 2**62  # integer that bounds are narrowed to
 DATA = ("const", "enum", "default", "examples")  # what is no schema inside a schema
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
@@ -75,13 +75,13 @@ class MaskForm:
 
 class MaskThreads:
     """The engine's threads. To wake them takes long where there are many: so masks are made one
-    after the other while that promises to be over sooner."""
+    after the other while that promises to be over sooner than what threads took of late."""
 
     def __init__(self) -> None:
         import llguidance
 
         self._executor: Any = llguidance.LLExecutor()
-        self._wakes_in = WAKES_IN  # seconds: the least that it took lately
+        self._together = TOGETHER
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """Have matchers write what they allow, each into its row."""
@@ -92,15 +92,16 @@ class MaskThreads:
         for done, matcher in enumerate(matchers, 1):
             matcher.unsafe_compute_mask_ptr(first + (done - 1) * size, size)
             spent = time.perf_counter() - began
-            if spent / done * (count - done) > self._wakes_in:
+            if spent / done * (count - done) > self._together:
                 self._fill_together(matchers[done:], first + done * size, size)
-                break
+                return
+        self._together *= FORGETTING
 
     def _fill_together(self, matchers: Sequence[Any], first: int, size: int) -> None:
         numbered = [(matcher, i) for i, matcher in enumerate(matchers)]
         began = time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(numbered, first, size, len(matchers))
-        self._wakes_in = min(FORGETTING * self._wakes_in, time.perf_counter() - began)
+        self._together += 0.5 * (time.perf_counter() - began - self._together)
 
 
 @lru_cache(maxsize=1)
