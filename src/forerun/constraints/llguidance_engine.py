@@ -19,8 +19,9 @@ from forerun.constraints.vocabulary import Vocabulary
 from forerun.errors import BadOption
 
 WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
-TOGETHER = 1e-4  # seconds that threads take for the masks of a step, before any did
-FORGETTING = 0.99  # times, whenever they were not asked: now and then they are tried
+WAKES_IN = 1e-4  # seconds that threads take to wake, before any did
+LEAST = 2e-5
+BELIEVED = 1.2  # times as long as before, if they took that much longer
 LARGEST = 2**62  # integer that bounds are narrowed to
 DATA = ("const", "enum", "default", "examples")  # what is no schema inside a schema
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
@@ -75,33 +76,38 @@ class MaskForm:
 
 class MaskThreads:
     """The engine's threads. To wake them takes long where there are many: so masks are made one
-    after the other while that promises to be over sooner than what threads took of late."""
+    after the other until threads promise to be done sooner with those that are left."""
 
     def __init__(self) -> None:
         import llguidance
 
         self._executor: Any = llguidance.LLExecutor()
-        self._together = TOGETHER
+        self._count = max(1, (os.cpu_count() or 1) - 1)  # as it has them
+        self._wakes_in = WAKES_IN
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """Have matchers write what they allow, each into its row."""
         first = _address(masks_NW)
         size = masks_NW.strides[0]
-        count = len(matchers)
         began = time.perf_counter()
         for done, matcher in enumerate(matchers, 1):
             matcher.unsafe_compute_mask_ptr(first + (done - 1) * size, size)
-            spent = time.perf_counter() - began
-            if spent / done * (count - done) > self._together:
-                self._fill_together(matchers[done:], first + done * size, size)
-                return
-        self._together *= FORGETTING
+            left = len(matchers) - done
+            work = (time.perf_counter() - began) / done * left
+            shared = work / min(self._count, left or 1)
+            if work > shared + self._wakes_in:
+                self._fill_together(matchers[done:], first + done * size, size, shared)
+                break
 
-    def _fill_together(self, matchers: Sequence[Any], first: int, size: int) -> None:
+    def _fill_together(
+        self, matchers: Sequence[Any], first: int, size: int, expected: float
+    ) -> None:
         numbered = [(matcher, i) for i, matcher in enumerate(matchers)]
         began = time.perf_counter()
         self._executor.unsafe_compute_mask_ptr(numbered, first, size, len(matchers))
-        self._together += 0.5 * (time.perf_counter() - began - self._together)
+        woken_in = max(0.0, time.perf_counter() - began - expected)
+        # What others take may be more than was expected: so it is believed little by little.
+        self._wakes_in = min(BELIEVED * self._wakes_in, max(LEAST, woken_in))
 
 
 @lru_cache(maxsize=1)
