@@ -6,7 +6,8 @@ import pytest
 from forerun.engine import engine as engine_file
 from forerun.engine import rules as rules_file
 from forerun.engine.engine import Engine
-from forerun.engine.rules import ProgramSize, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.prefetch import TokenPrefetch
+from forerun.engine.rules import Applied, ProgramSize, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.engine.ticket import Running
 from forerun.families.base import ChainScorer
 from forerun.probability.logits import MaskedLogits
@@ -87,16 +88,25 @@ def test_an_interrupt_changes_no_text(at_once, monkeypatch):
     expected = [one[0] for one in alone(how, monkeypatch)]
     m = stepped(fresh(lanes=5))
     jobs = m.submit(PROMPTS, method="ar", max_tokens=16, **how)
-    arrive, calls = Engine._arrive, iter(range(1000))
+    calls = iter(range(1000))
 
-    def interrupted(self, *given, **more):
-        if next(calls) % 4 == 1:
-            raise KeyboardInterrupt
-        arrive(self, *given, **more)
-        if next(calls) % 4 == 3:
-            raise KeyboardInterrupt
+    def interrupts(owner, name):
+        once = getattr(owner, name)
 
-    monkeypatch.setattr(Engine, "_arrive", interrupted)
+        def interrupted(self, *given, **more):
+            if next(calls) % 7 == 1:
+                raise KeyboardInterrupt
+            found = once(self, *given, **more)
+            if next(calls) % 7 == 3:
+                raise KeyboardInterrupt
+            return found
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    interrupts(Engine, "_arrive")
+    interrupts(Engine, "_try_to_prefetch")
+    interrupts(Applied, "outcomes")
+    interrupts(TokenPrefetch, "learn")
     stopped = 0
     while m.engine.busy:
         try:

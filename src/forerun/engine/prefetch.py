@@ -131,7 +131,7 @@ class TokenPrefetch(Prefetch):
         self.pages = 0  # that they need more
         self._asked: list[Question] = []  # what each draws from
         self._lengths: list[int] = []  # of the texts, with the token that is drawn
-        self._drawn: list[int] = []
+        self._drawn: list[int] = []  # as soon as they have arrived
         self._number = {one: number for number, one in enumerate(running)}
 
     @classmethod
@@ -209,6 +209,8 @@ class TokenPrefetch(Prefetch):
         question = one.waits_for
         if number is None or type(question) is not NextToken or not question.reads_text:
             return super().matches(one)
+        if not self._drawn:  # an interrupt, or an error, came before what was drawn
+            return False
         asked = self._asked[number]
         if type(asked) is not NextToken or asked.memory is not question.memory:
             return super().matches(one)

@@ -45,8 +45,8 @@ class Draw(Generic[O]):
 
 
 class Canvas:
-    """A canvas of tokens with blanks. Once begun, only `fill` and `edit` change it, and both leave
-    a trace.
+    """A canvas of tokens with blanks. Once begun, only `fill`, `append` and `edit` change it, and
+    they leave a trace.
 
     Generating fills a suffix; infilling fills holes. `ending(token)` says why the decided prefix
     ends with this token, if it does.
