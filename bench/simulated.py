@@ -19,7 +19,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ class Machine:
     judged: float = 0.0
     at_once: int = 1
     beside: float = 0.0
+    ahead: bool = False  # is each plain step begun before it is asked for?
 
     def seconds(self, rows: int, drafting: int = 0, sequences: int = 0) -> float:
         host = self.judged + self.host * drafting + self.beside * sequences if drafting else 0.0
@@ -94,6 +95,7 @@ SMALL = Machine(
     at_once=16,
     beside=1e-4,
 )
+STEPS = replace(SMALL, name="GPU: a small model, step by step", at_once=1, ahead=True)
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
@@ -112,7 +114,7 @@ FLOAT32 = Machine(
     host=5e-5,
     draft=6e-3,
 )
-MACHINES = (GPU, TILES, SMALL, CPU, INT4, FLOAT32)
+MACHINES = (GPU, TILES, SMALL, STEPS, CPU, INT4, FLOAT32)
 
 
 class Text(NamedTuple):
@@ -357,7 +359,7 @@ class Player:
         self.model.host.costs = StepCosts()  # nothing is begun ahead, neither paid for nor gained
         self.model.host.pace.costs = self.model.host.costs
         self.model.host.costs.curve = self.machine.measured
-        if self.machine.at_once > 1:
+        if self.machine.at_once > 1 or self.machine.ahead:
             self.model.host.costs.device_type = "cuda"
             self.model.host.costs.at_once = self.machine.at_once
             self.model.host.costs.writes_any_length = False

@@ -52,6 +52,7 @@ def eager(monkeypatch):
     monkeypatch.setattr(continuation, "ASKED_BEFORE", 1)
     monkeypatch.setattr(continuation, "MOST_TOKENS", 8)
     monkeypatch.setattr(continuation, "LEAST_TOKENS", 2)
+    monkeypatch.setattr(continuation, "LEAST_TOKENS_ON_CPU", 2)
 
 
 def steps(results):
@@ -225,8 +226,13 @@ def test_who_was_given_one_token_asks_for_several_again(written, eager, monkeypa
 
 
 def test_large_models_write_token_by_token(monkeypatch):
+    """So do those whose forwards are long enough to hide the host."""
     m, _ = pair(True)
     monkeypatch.setattr(m.host.backbone, "cost", 7e9)
     assert m.host.at_once == 1
+    monkeypatch.setattr(m.host.backbone, "cost", 1.35e8)
+    monkeypatch.setattr(m.host.backbone, "layers", 30)
+    assert m.host.at_once == 1
+    monkeypatch.undo()
     monkeypatch.setattr(m.host.backbone, "cost", 1e8)
     assert m.host.at_once == continuation.MOST_TOKENS

@@ -7,6 +7,7 @@ import pytest
 
 import forerun.engine.costs as costs_file
 from forerun.engine.costs import (
+    SEVERAL,
     Crowd,
     StepCosts,
     StepWatch,
@@ -205,6 +206,20 @@ def test_an_engine_observes_its_own_steps():
     assert m.host.costs.seen - before >= 10  # a plain step tells nothing where texts come at once
     assert m.host.costs.crowd.sequences == 1
     assert 0 < m.host.costs.plain(1) < 10
+
+
+def test_where_steps_are_short_choices_are_few():
+    costs = StepCosts("cuda")
+    assert costs.between_choices == 1  # as long as nothing is known
+    costs.curve = {1: 5e-4, 8: 5e-4}
+    assert costs.begins_ahead and costs.between_choices == SEVERAL
+    costs.curve = {1: 4e-3, 8: 4e-3}  # long ones hide them
+    assert costs.between_choices == 1
+    costs.at_once = 8
+    assert costs.between_choices == 8
+    costs = StepCosts("cpu")
+    costs.curve = {1: 5e-4, 8: 5e-4}
+    assert costs.between_choices == 1
 
 
 @pytest.mark.parametrize("at_once,seen", [(1, 1), (16, 0)])

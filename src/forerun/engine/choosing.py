@@ -75,18 +75,21 @@ class BatchChooser:
 
     @property
     def text_length(self) -> int:
-        """Tokens that are written without a choice in between, as many as a launch has at most:
+        """Tokens that are written without a choice in between, as many as costs say at most:
         twice as many with every choice that nobody drafts. In a full batch it is enough that nobody
         wants to; and where a launch has one length, a batch writes it whole, or all would wait for
         the one that does not."""
+        if self._waited:  # for this one step, and drafts in the next
+            return 1
         company = self._company
         settled = company.sequences >= MANY and not company.drafting
         any_length = self.costs.writes_any_length
+        most = self.costs.between_choices
         # The first of several to come is alone; as many as were there last are taken to come.
         expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
         if settled or (expected > 1 and not any_length):
-            return self.costs.at_once
-        return min((1 if any_length else 2) << self._plain, self.costs.at_once)
+            return most
+        return min((1 if any_length else 2) << self._plain, most)
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""
@@ -127,7 +130,7 @@ class BatchChooser:
             bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
         elif bet.offer is not None:
             company.drafts()
-        company.looked(time.perf_counter() - began, plain * self.costs.at_once)
+        company.looked(time.perf_counter() - began, plain * self.costs.between_choices)
         return self._decide(bet, plain)
 
     def _pays(self, seconds: float, plain: float, strangers: int) -> bool:

@@ -53,7 +53,9 @@ MOST_TOKENS = 32  # in one launch
 MOST_PROGRAMS = 32
 # Plain text: one launch should take so long at most, or those who join would wait for it.
 LAUNCH_SECONDS = 1.2e-2
-LEAST_TOKENS = 8  # fewer are written faster one by one, each begun before the last is known
+LEAST_TOKENS_ON_CPU = 8  # fewer are written as fast one by one
+# On a GPU a longer forward hides what the host does, if it begins before the last token is known.
+LEAST_TOKENS = 32
 SECONDS_PER_LAYER = 2e-5  # of a forward of few rows, as on an H200, and per parameter
 SECONDS_PER_PARAMETER = 1e-12
 LAUNCH_SECONDS_ON_CPU = 2.5e-2
@@ -102,7 +104,8 @@ class Continuations:
         tokens = 1
         while 2 * tokens <= min(self._forwards_in_a_launch, MOST_TOKENS):
             tokens *= 2
-        return tokens if tokens >= LEAST_TOKENS else 1
+        on_cpu = self._host.runner.moves_rows
+        return tokens if tokens >= (LEAST_TOKENS_ON_CPU if on_cpu else LEAST_TOKENS) else 1
 
     @property
     def _can(self) -> bool:

@@ -43,6 +43,8 @@ REFRESH = 8  # steps after which predictions are made anew
 EARLY = 32  # steps, before which they are after each
 # What a judged step has more than a plain one, until some have been seen: seconds, on a GPU, where
 # the host's work is otherwise hidden behind the next forward; and a share.
+SHORT = 1.5e-3  # seconds of a forward
+SEVERAL = 16  # tokens between two choices beside such ones
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
 EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that drafts
@@ -165,6 +167,14 @@ class StepCosts:
     def begins_ahead(self) -> bool:
         """Is a plain step begun before it is asked for?"""
         return self.device_type == "cuda" and self.at_once == 1
+
+    @property
+    def between_choices(self) -> int:
+        """Tokens of plain text that are best written before drafts are thought of again: as many as
+        a launch has; or several, where a step is so short that thinking would be seen."""
+        if self.begins_ahead and self.known and self.forward(1) < SHORT:
+            return SEVERAL
+        return self.at_once
 
     @property
     def rows_are_cheap(self) -> bool:
