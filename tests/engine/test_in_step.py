@@ -1,18 +1,26 @@
 """Texts in step: where all write plain text, one forward and one draw serve all, without an object
 for each. That changes only how long it takes."""
 
+import gc
+from contextlib import suppress
+
 import pytest
 
+from forerun.backbones.table import TableBackbone
+from forerun.certify.enumeration import certify_case
 from forerun.engine import engine as engine_file
 from forerun.engine import rules as rules_file
 from forerun.engine.engine import Engine
+from forerun.engine.pace import Pace
 from forerun.engine.prefetch import TokenPrefetch
 from forerun.engine.rules import Applied, ProgramSize, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.engine.ticket import Running
 from forerun.families.base import ChainScorer
+from forerun.families.causal import Causal
 from forerun.probability.logits import MaskedLogits
 from forerun.registry import BUILT_IN, NoOptions, method
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.question import NextToken, Question
 from tests.engine.test_rules import ByProgram
 from tests.helpers import PROMPTS, fresh, stepped
 
@@ -154,8 +162,10 @@ def test_a_draw_of_many_has_the_size_that_a_batch_of_them_has():
 
 
 def not_counted(self, answer=None):
-    if not hasattr(answer, "token"):
-        COUNT(self, answer)
+    drawn = self.seq.draws
+    COUNT(self, answer)
+    if isinstance(self.waits_for, Question):  # in step
+        self.seq.draws = drawn
 
 
 COUNT = Running.count_answered
@@ -213,3 +223,113 @@ def test_its_mutants_are_caught(mutant, at_once, monkeypatch):
         return
     monkeypatch.setattr(*MUTANTS[mutant])
     assert [together(each, lanes=5) for each in asked] != expected
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_prompts_are_read_beside_texts_in_step(sampling, at_once):
+    """No second forward waits for the host while a prompt is read in chunks."""
+    long = [7 + i % 50 for i in range(60)]
+    how = dict(max_tokens=40, ignore_eos=True, method="ar", **HOW[sampling])
+    texts = (*PROMPTS[:2], long)
+    alone = [fresh(max_context=160).generate(prompt, **how).token_ids for prompt in texts]
+    m = stepped(fresh(lanes=3, max_context=160))
+    m.host.pace = Pace(m.host.costs, 8)
+    jobs = [m.submit(prompt, **how) for prompt in PROMPTS[:2]]
+    for _ in range(6):
+        m.engine.step()
+    jobs.append(m.submit(long, **how))
+    m.engine.step()
+    begun, before = 0, m.engine.clock.forwards
+    while not jobs[-1].jobs[0].seq.trace.forwards:
+        m.engine.step()
+        begun += m.engine._prefetched is not None and bool(m.engine._prefetched.reading)
+    chunks = m.engine.clock.forwards - before
+    assert begun >= chunks - 2 > 3
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == alone
+
+
+def test_a_law_without_an_outcome_counts_its_forward(at_once, monkeypatch):
+    def decode():
+        m = fresh(lanes=2)
+        forward = m.backbone.forward
+        calls = iter(range(1000))
+
+        def broken(batch, slots):
+            logits_RV = forward(batch, slots)
+            if next(calls) == 7:
+                logits_RV[0] = float("nan")
+            return logits_RV
+
+        m.backbone.forward = broken
+        found = m.generate(PROMPTS[:2], method="ar", max_tokens=12, ignore_eos=True)
+        return [(r.token_ids, r.stats.forwards, bool(r.error)) for r in found]
+
+    in_step = decode()
+    assert at_once and in_step[0][2] and not in_step[1][2]
+    monkeypatch.setattr(Rules, "draw_tokens", lambda self, draws: None)
+    assert decode() == in_step
+
+
+def test_questions_are_gone_when_they_are_answered(at_once):
+    """Without the collector, which is put off while an engine works."""
+    m = stepped(fresh(lanes=5))
+    m.generate(PROMPTS, method="ar", max_tokens=4)
+    gc.collect()
+    gc.disable()
+    try:
+        m.generate(PROMPTS, method="ar", max_tokens=12, ignore_eos=True)
+        asked = [one for one in gc.get_objects() if type(one) is NextToken]
+        assert not [one for one in asked if one.host is m.host] and at_once
+    finally:
+        gc.enable()
+
+
+@method("undaunted", guarantee="approximate", reference="undaunted")
+async def undaunted(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
+    """Go on where a draw has failed, first with what stands in for a token that is not known."""
+    with suppress(RuntimeError):
+        await target.write(seq)
+    law_V = await target.next_law(seq, [0])
+    seq.append(0, "said")
+    seq.append(int(law_V.argmax()), "said")
+    while not seq.done:
+        [token] = await target.write(seq)
+        seq.append(token, "sampled")
+
+
+def test_tokens_that_never_came_match_nothing(monkeypatch):
+    monkeypatch.setitem(BUILT_IN["methods"], "undaunted", f"{__name__}:undaunted")
+    outcomes = Applied.outcomes
+
+    def decode(prefetches):
+        failing = iter([True])
+
+        def broken(self):
+            found = outcomes(self)
+            if next(failing, False):
+                raise RuntimeError("a copy was lost")
+            return found
+
+        monkeypatch.setattr(Engine, "prefetches", prefetches)
+        monkeypatch.setattr(Applied, "outcomes", broken)
+        m = stepped(fresh(lanes=1))
+        return m.generate(PROMPTS[0], method="undaunted", max_tokens=8, ignore_eos=True).token_ids
+
+    assert decode(True) == decode(False)
+
+
+def test_a_family_with_plans_of_its_own_is_asked_for_them():
+    class Watched(Causal):
+        asked = 0
+
+        def conditionals(self, seq, chains, last_only=False):
+            Watched.asked += 1
+            return super().conditionals(seq, chains, last_only)
+
+    class Renamed(Causal):
+        name = "renamed"
+
+    assert Causal.reads_text and Renamed.reads_text and not Watched.reads_text
+    certify_case("ar", TableBackbone(vocab=3, seed=1), [0, 1], family=Watched(), max_tokens=2)
+    assert Watched.asked

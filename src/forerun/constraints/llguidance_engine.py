@@ -22,6 +22,7 @@ WHITESPACE: Any = {"whitespace_pattern": rf"[ \n\r\t]{{1,{MOST_WHITESPACE}}}"}
 WAKES_IN = 1e-4  # seconds that threads take to wake, before any did
 LEAST = 2e-5
 BELIEVED = 1.2  # times as long as before, if they took that much longer
+FORGOTTEN = 0.99  # times, with every step that does without them
 LARGEST = 2**62  # integer that bounds are narrowed to
 DATA = ("const", "enum", "default", "examples")  # what is no schema inside a schema
 # The work that a grammar may cost: about a second to read, a tenth for a mask.
@@ -97,7 +98,8 @@ class MaskThreads:
             shared = work / min(self._count, left or 1)
             if work > shared + self._wakes_in:
                 self._fill_together(matchers[done:], first + done * size, size, shared)
-                break
+                return
+        self._wakes_in = max(LEAST, FORGOTTEN * self._wakes_in)  # and are tried again one day
 
     def _fill_together(
         self, matchers: Sequence[Any], first: int, size: int, expected: float

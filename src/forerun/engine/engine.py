@@ -452,7 +452,7 @@ class Engine:
         in_step: bool = False,
     ) -> None:
         """Wait for the outcomes of draws, and write them down. The next forward begins before that,
-        if it can be foreseen. `in_step`: so did the last one."""
+        if it can be foreseen. `in_step`: the one that is drawn from began so, too."""
         if applied:
             self.clock.mark("rules", applied[0][1].device)
         if len(applied) == 1 and len(applied[0][0]) == len(served):
@@ -517,7 +517,7 @@ class Engine:
         """Have the others read in a forward that begins ahead, if that is what they wait for."""
         if not isinstance(prefetched, TokenPrefetch):
             return False
-        parts = Turn(prefetched.host, self.running).beside(len(prefetched.running))
+        parts = Turn(prefetched.host, self.running).beside(prefetched.running)
         return parts is not None and prefetched.read_beside(parts)
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
@@ -597,6 +597,9 @@ class Engine:
         self.watch.drawing()
         answers: list[object] = [None] * len(served)
         self._arrive(served, answers, [(range(len(served)), applied)], in_step=True)
+        for one, answer in zip(served, answers):
+            if isinstance(answer, NoOutcome):  # else it counts when its method goes on
+                one.count_answered()
         return answers
 
     def _timed_forward(

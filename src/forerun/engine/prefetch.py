@@ -91,8 +91,8 @@ def foresee(
     running: Sequence[Running], applied: Applied, alone: bool = True, in_step: bool = False
 ) -> Prefetch | None:
     """The forward that all these will ask for if they keep what they draw now, where there is one,
-    of one model; or, if they are not `alone`, one beside which others can read. `in_step`: so was
-    the last one."""
+    of one model; or, if they are not `alone`, one beside which others can read. `in_step`: the
+    forward that they draw from was begun ahead, too."""
     question = running[0].last_question
     if question is None:
         return None
@@ -207,10 +207,10 @@ class TokenPrefetch(Prefetch):
         """Of a text that only grows, its length and its last token tell."""
         number = self._number.get(one)
         question = one.waits_for
+        if number is not None and not self._drawn:  # an interrupt or an error came before that
+            return False
         if number is None or type(question) is not NextToken or not question.reads_text:
             return super().matches(one)
-        if not self._drawn:  # an interrupt, or an error, came before what was drawn
-            return False
         asked = self._asked[number]
         if type(asked) is not NextToken or asked.memory is not question.memory:
             return super().matches(one)

@@ -359,7 +359,8 @@ class ProgramSize(NamedTuple):
 
     @classmethod
     def of(cls, batch: RuleBatch, warps: Warps) -> ProgramSize | None:
-        """The size that holds these draws; None where none does."""
+        """The size that holds these draws; None where none does. `TokenDraws.size` is the same for
+        one token each."""
         sources = batch.sources
         count = len(batch.draws)
         if not sources or count > BATCHES[-1]:
@@ -509,7 +510,6 @@ class RuleProgram:
         self._host_noise[:] = 0.5
         self._host_ahead[:] = 0.5
         self._written_warp: np.ndarray | None = None
-        self._tokens_of = 0  # sequences, if the integers say that each draws a token
         integers_S, noise_S, ahead_S, warp_S, bits_S = self._device.split(parts)
         split = integers_S.split(integers)
         self._tokens = split[: len(tokens)]
@@ -554,12 +554,8 @@ class RuleProgram:
         return Applied(self._packed, len(batch.draws), HostCopy(tensor))
 
     def run_tokens(self, draws: TokenDraws) -> Applied:
-        """The same for a token each."""
+        """The same for a token each, from rows that lie side by side: no integers are needed."""
         count = len(draws.seqs)
-        if self._tokens_of != count:  # else all integers stand there
-            rows = self._padded(range(count), count)
-            self._host_integers[:] = [*[1] * self.size.batch, *rows]
-            self._tokens_of = count
         if draws.masks_RW is not None:
             bits = self._host_masks[0][: self.size.batch * words(self.size.vocab)]
             bits.reshape(self.size.batch, -1)[:count] = draws.masks_RW
@@ -572,7 +568,6 @@ class RuleProgram:
 
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
-        self._tokens_of = 0
         size = self.size
         count = len(batch.draws)
         picked = [

@@ -87,17 +87,19 @@ class Turn:
             parts.append(part)
         return parts
 
-    def beside(self, writers: int) -> list[Part] | None:
-        """What all who wait read beside so many who write a token each. None if somebody wants
-        something else, or has no pages."""
-        if any(self._memo(one).gave_back for one in self._waiting):
+    def beside(self, writers: Sequence[Running]) -> list[Part] | None:
+        """What all others read beside those who write a token each, whatever these wait for as yet.
+        None if somebody wants something else, or has no pages."""
+        write = set(writers)
+        waiting = [one for one in self._waiting if one not in write]
+        if any(self._memo(one).gave_back for one in waiting):
             return None
-        if writers + len(self._waiting) < len(self._running):  # some wait for another model
+        if len(writers) + len(waiting) < len(self._running):  # some wait for another model
             return None
-        found = [self._found(one) for one in self._waiting]
+        found = [self._found(one) for one in waiting]
         if any(each.unread <= FEW for each in found):
             return None
-        left = self._host.pace.budget(writers, writers + len(found) - 1)
+        left = self._host.pace.budget(len(writers), len(writers) + len(found) - 1)
         parts = []
         for one, plan, start, _ in found:
             part = self._part(one, start, left)

@@ -46,7 +46,15 @@ class Family(ABC):
     mask_token: int | None = None
     impossible_tokens: tuple[int, ...] = ()  # never an outcome: a mask
     shifted: bool = False  # does a row speak of the position after its own?
-    reads_text: bool = False  # is what asks for the next token plain text, that of the sequence?
+    # Is what asks for the next token plain text, that of the sequence? Then nobody asks
+    # `conditionals` for it. A class that defines its own says so again.
+    reads_text: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        plans_itself = not vars(cls).keys().isdisjoint(("conditionals", "after"))
+        if plans_itself and "reads_text" not in vars(cls):
+            cls.reads_text = False
 
     @classmethod
     @abstractmethod

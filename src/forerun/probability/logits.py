@@ -307,17 +307,18 @@ class Warps:
     """How logits of some sequences become laws, found anew only where the sequences are others."""
 
     def __init__(self) -> None:
-        self._samplings: Sequence[Sampling] = ()
-        self._vocab = 0
-        self._found: tuple[Warp, np.ndarray] | None = None
+        # kept as one, so that an interrupt leaves nobody another's
+        self._last: tuple[list[Sampling], int, tuple[Warp, np.ndarray]] | None = None
 
     def of(self, samplings: list[Sampling], vocab: int) -> tuple[Warp, np.ndarray]:
         """The steps, and their numbers [4, B]: nobody's to write to."""
-        if self._found is None or samplings != self._samplings or vocab != self._vocab:
-            self._vocab = vocab
-            self._found = Warp.of(samplings, vocab), np.array(warp_columns(samplings), np.float64)
-        self._samplings = samplings  # equal ones too: the very same are compared at once
-        return self._found
+        last = self._last
+        if last is not None and last[0] == samplings and last[1] == vocab:
+            found = last[2]
+        else:
+            found = Warp.of(samplings, vocab), np.array(warp_columns(samplings), np.float64)
+        self._last = (samplings, vocab, found)  # equal ones too: the very same compare at once
+        return found
 
 
 def constrained(logits_RV: Tensor, chains: Sequence[ChainRows]) -> MaskedLogits:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from forerun.probability.acceptance import sample_token
 from forerun.probability.logits import ChainRows
-from forerun.probability.outcomes import Token
 from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.choosing import Chooser
 from forerun.sequence.rows import PlainText, Plan
@@ -152,14 +151,12 @@ class NextToken(Question):
         self.host = host
         self.seq = seq
         self.drafting = drafting
-        self.then = self._sample
+        # of its sequence, not of itself: a cycle for each token would wait for the collector
+        self.then = lambda law_1V: seq.draw(sample_token, law_1V[0])
         self.memory = seq.tokens  # what is known of it stays as it is
         self._make_plan = make_plan
         self._known = seq.known
         self._place = seq.filled
-
-    def _sample(self, law_1V: Tensor) -> Draw[Token]:
-        return self.seq.draw(sample_token, law_1V[0])
 
     @property
     def reads_text(self) -> bool:
