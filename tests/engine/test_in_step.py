@@ -314,7 +314,8 @@ def test_tokens_that_never_came_match_nothing(monkeypatch):
         monkeypatch.setattr(Engine, "prefetches", prefetches)
         monkeypatch.setattr(Applied, "outcomes", broken)
         m = stepped(fresh(lanes=1))
-        return m.generate(PROMPTS[0], method="undaunted", max_tokens=8, ignore_eos=True).token_ids
+        how = dict(max_tokens=8, ignore_eos=True, temperature=1.0, seed=3)
+        return m.generate(PROMPTS[0], method="undaunted", **how).token_ids
 
     assert decode(True) == decode(False)
 
