@@ -118,7 +118,8 @@ def test_a_launch_that_ends_early_changes_no_text(name, written):
     cut = m.generate(PROMPTS, **how)
     assert [r.token_ids for r in cut] == [r.token_ids for r in whole]
     assert [r.finish_reason for r in cut] == [r.finish_reason for r in whole]
-    assert {tokens for _, tokens in written} >= {3} and max(written)[1] <= 3
+    counts = [tokens for _, tokens in written]
+    assert 1 in counts and max(counts) > 1
 
 
 def test_who_joins_waits_for_one_token_only(written, monkeypatch):
@@ -130,12 +131,9 @@ def test_who_joins_waits_for_one_token_only(written, monkeypatch):
     write = m.host.write_likeliest
 
     def write_as_another_comes(batch, asked):
-        def is_waited_for():
-            if not joined:
-                joined.append(m.submit(PROMPTS[1], **how))
-            return asked.is_waited_for()
-
-        return write(batch, asked._replace(is_waited_for=is_waited_for))
+        if not joined:
+            joined.append(m.submit(PROMPTS[1], **how))
+        return write(batch, asked)
 
     monkeypatch.setattr(m.host, "write_likeliest", write_as_another_comes)
     first = m.generate(PROMPTS[0], **how).token_ids

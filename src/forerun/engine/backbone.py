@@ -29,7 +29,7 @@ once and never copied. `heads` counts query heads, and both count only this proc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.cache import Slots, SlotShape
+from forerun.engine.flag import Flag
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageShape, PageTable
 
@@ -96,7 +97,7 @@ class LikeliestText(NamedTuple):
     ends: Sequence[Collection[int]]  # tokens that end each
     impossible: Sequence[int]
     keeps_logits: bool
-    is_waited_for: Callable[[], bool] | None = None  # if so, no token follows the one at work
+    stop: Flag | None = None  # once it is set, no token follows the one at work
 
 
 class WrittenText(NamedTuple):

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from forerun.engine.backbone import LikeliestText
 from forerun.engine.cache import Slots
+from forerun.engine.flag import Flag
 from forerun.engine.graphs import (
     SIZES,
     CaptureSize,
@@ -84,11 +85,11 @@ Example = tuple[Batch, Tiles[np.ndarray], Tensor]  # rows, and the logits before
 
 class Continuations:
     """Writes on with one model, where its forwards are captured. Where it can, it ends a launch of
-    plain text early if somebody is `waiting` for the step to end."""
+    plain text early once `stop` is set: somebody waits for the step to end."""
 
-    def __init__(self, host: Host, waiting: Callable[[], bool]):
+    def __init__(self, host: Host, stop: Flag):
         self._host = host
-        self._waiting = waiting
+        self._stop = stop
         self._programs: OrderedDict[ProgramSize, WritingProgram] = OrderedDict()
         self._pool: PoolHandle | None = None
         self._works = True
@@ -211,7 +212,7 @@ class Continuations:
             ends=[one.seq.history.stop_tokens for one in asked],
             impossible=self._host.impossible_tokens,
             keeps_logits=asked[0].drafting,
-            is_waited_for=None if asked[0].drafting else self._waiting,
+            stop=None if asked[0].drafting else self._stop,
         )
         written = self._host.write_likeliest(batch, text)
         logits_BkV = written.logits_kBV.transpose(0, 1)
@@ -232,7 +233,7 @@ class Continuations:
             drawn.append(writing.draw(logits_BV).tolist())
             if i + 1 == u_Bk.shape[1] or all(map(_has_ended, asked, zip(*drawn))):
                 break
-            if not drafting and self._waiting():
+            if not drafting and self._stop:
                 break
             rows.set_tokens(np.maximum(drawn[-1], 0), steps=min(i, 1))
             logits_BV = self._host.forward_plain(rows)

@@ -26,6 +26,7 @@ from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
 from forerun.engine.continuation import Continuations
 from forerun.engine.costs import StepWatch
+from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
@@ -118,6 +119,7 @@ class Engine:
         self._in_step = False
         self._to_cancel: deque[Ticket] = deque()
         self.has_messages = no_messages  # of whoever steps it: what it applies after this step
+        self.stop = Flag()  # had a step better end soon? Somebody wants to join, or to go
 
     def add_model(
         self, backbone: Backbone, room: int, impossible_tokens: Sequence[int] = ()
@@ -133,7 +135,7 @@ class Engine:
         if self.chunk is not None:
             host.pace = Pace(host.costs, self.chunk)
         if self.rules.by_noise:
-            host.writer = Continuations(host, self._somebody_waits)
+            host.writer = Continuations(host, self.stop)
             host.costs.at_once = host.at_once
             host.costs.writes_any_length = host.writes_any_length
         self.hosts.append(host)
@@ -152,12 +154,9 @@ class Engine:
         """
         if self._in_step:
             self._to_cancel.append(ticket)
+            self.stop.set()
         elif not ticket.over:
             self._cancel(ticket)
-
-    def _somebody_waits(self) -> bool:
-        """Had a step better end soon? Somebody wants to join, or to go."""
-        return bool(self._to_cancel) or self.has_messages()
 
     def _cancel(self, ticket: Ticket) -> None:
         ticket.seq.finish_reason = ticket.seq.finish_reason or "cancelled"
@@ -210,6 +209,9 @@ class Engine:
 
     def _step(self) -> None:
         self._in_step = True
+        self.stop.clear()
+        if self.has_messages():  # after clearing it: whoever comes now sets it
+            self.stop.set()
         try:
             self._serve_cheapest()
         finally:

@@ -103,7 +103,7 @@ class EngineThread:
 
     def __init__(self, engine: Engine, device: torch.device):
         self._loop = _Loop(engine, device)
-        self._finalizer = weakref.finalize(self, self._loop.inbox.put, None)
+        self._finalizer = weakref.finalize(self, self._loop.put, None)
         self._finalizer.atexit = False  # `_stop_all` also waits
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
@@ -112,7 +112,7 @@ class EngineThread:
 
     def cancel(self, ticket: Ticket) -> None:
         if not ticket.over:
-            self._loop.inbox.put(partial(self._loop.engine.cancel, ticket))
+            self._loop.put(partial(self._loop.engine.cancel, ticket))
 
     def wait(self, over: threading.Event, timeout: float | None = None) -> bool:
         if not over.is_set():
@@ -167,7 +167,12 @@ class _Loop:
                 raise EngineStopped(str(self._stopped)) from self._stopped.__cause__
             if self._thread is None:
                 self._start()
-            self.inbox.put(partial(self._queue, tickets, torch.get_num_threads()))
+            self.put(partial(self._queue, tickets, torch.get_num_threads()))
+
+    def put(self, message: Message) -> None:
+        """Have the thread do something, after the step that it is in; that one ends soon."""
+        self.inbox.put(message)
+        self.engine.stop.set()
 
     def _start(self) -> None:
         self.process = os.getpid()
@@ -181,7 +186,7 @@ class _Loop:
         """Fail what runs, and wait for the thread to end."""
         with self._lock:
             self._stopped = self._stopped or reason
-        self.inbox.put(None)
+        self.put(None)
         thread = self._thread
         if self.process == os.getpid() and thread is not threading.current_thread():
             assert thread is not None

@@ -90,16 +90,13 @@ class _Rows(ctypes.Structure):
     ]  # fmt: skip
 
 
-_Asked = ctypes.CFUNCTYPE(c_int64)
-
-
 class _Texts(ctypes.Structure):
     _fields_ = [
         ("steps", c_int64), ("vocab", c_int64), ("keeps", c_int64), ("tokens", c_void_p),
         ("positions", c_void_p), ("slots", c_void_p), ("horizon", c_void_p), ("wanted", c_void_p),
         ("ends", c_void_p), ("ends_until", c_void_p), ("impossible", c_void_p),
         ("impossible_count", c_int64), ("drawn", c_void_p), ("logits", c_void_p),
-        ("is_waited_for", _Asked),
+        ("stop", c_void_p),
     ]  # fmt: skip
 
 
@@ -459,7 +456,7 @@ class NativeForward:
             steps, self._vocab, asked.keeps_logits, at.tokens, at.positions, at.slots, at.horizon,
             wanted_at, ends_at, until_at, ends_at + 8 * len(ends), len(asked.impossible),
             drawn.ctypes.data, logits_kBV.data_ptr(),
-            _Asked() if asked.is_waited_for is None else _Asked(asked.is_waited_for),
+            0 if asked.stop is None else asked.stop.address,
         )  # fmt: skip
         written = self._functions.write_on(self._at, byref(rows), byref(texts), seen)
         return WrittenText(drawn[:written], logits_kBV[:written])

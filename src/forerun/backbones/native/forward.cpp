@@ -97,7 +97,7 @@ struct Texts {
     int64_t impossible_count;
     int64_t* drawn;  // [step][text]
     float* logits;  // [step][text][vocab], or of one step; those of the first are given
-    int64_t (*is_waited_for)();  // asked after each token, unless it is null: if so, no more
+    const volatile int64_t* stop;  // looked at after each token, unless null: if set, no more
 };
 
 // -- one block against some rows ------------------------------------------------------------------
@@ -892,7 +892,7 @@ int64_t write_on(const Model* model, Rows* rows, Texts* given, int64_t slots) {
             }
         }
         if (!running || step + 1 == texts.steps) return step + 1;
-        if (texts.is_waited_for && texts.is_waited_for()) return step + 1;
+        if (texts.stop && *texts.stop) return step + 1;
         for (int64_t text = 0; text < count; ++text)
             move_on(texts, *rows, text, texts.drawn[step * count + text], step > 0);
         if (texts.keeps) logits += size;
