@@ -14,6 +14,8 @@ from __future__ import annotations
 import gc
 import threading
 
+PYTHONS_OWN = 1000  # objects that are more than Python 3.12 puts aside when it starts
+
 
 class Undisturbed:
     """Counts the threads of this process that are at work."""
@@ -25,7 +27,7 @@ class Undisturbed:
 
     def begin(self) -> None:
         with self._lock:
-            if not self._at_work and not gc.get_freeze_count():
+            if not self._at_work and gc.get_freeze_count() < PYTHONS_OWN:
                 gc.collect(1)  # what is young, or it would not be looked at until it is old
                 gc.freeze()
                 self._frozen = True
