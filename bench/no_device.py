@@ -25,6 +25,7 @@ from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.continuation import Continuations, WritingProgram, WrittenBatch
 from forerun.engine.engine import Engine
+from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
@@ -208,7 +209,7 @@ class NoContinuations(Continuations):
     """Writes what is written down."""
 
     def __init__(self, host: Host, script: Script):
-        super().__init__(host, waiting=lambda: False)
+        super().__init__(host, Flag())
         self._script = script
 
     def _make(self, size: Any, batch: Any, tiles: Any, logits_BV: Tensor) -> WritingProgram:

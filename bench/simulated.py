@@ -30,6 +30,8 @@ from forerun.api import Model
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.continuation import Continuations
 from forerun.engine.costs import ROWS, StepCosts, interpolated
+from forerun.engine.engine import Engine
+from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
@@ -61,9 +63,14 @@ class Machine:
     at_once: int = 1
     beside: float = 0.0
     ahead: bool = False  # is each plain step begun before it is asked for?
+    late: float = 0.0  # what it costs more if it was not; and half of `beside` for each sequence
 
-    def seconds(self, rows: int, drafting: int = 0, sequences: int = 0) -> float:
-        host = self.judged + self.host * drafting + self.beside * sequences if drafting else 0.0
+    def seconds(self, rows: int, drafting: int, sequences: int, begun: bool) -> float:
+        host = 0.0
+        if drafting:
+            host = self.judged + self.host * drafting + self.beside * sequences
+        elif self.ahead and not begun:
+            host = self.late + self.beside / 2 * sequences
         return interpolated(self.curve, rows) + host
 
     @property
@@ -95,7 +102,7 @@ SMALL = Machine(
     at_once=16,
     beside=1e-4,
 )
-STEPS = replace(SMALL, name="GPU: a small model, step by step", at_once=1, ahead=True)
+STEPS = replace(SMALL, name="GPU: a small model, step by step", at_once=1, ahead=True, late=3e-4)
 CPU = Machine(
     "CPU: every row costs",
     {1: 0.020, 2: 0.026, 4: 0.034, 8: 0.050, 16: 0.090, 32: 0.170, 64: 0.330, 128: 0.650},
@@ -160,6 +167,8 @@ class Replay(SlottedBackbone):
         self.machine = machine
         self.drafts = drafts
         self.cost = 0.1 if drafts else 1.0
+        self.engine: Engine | None = None
+        self._begun = False  # is the next plain step begun ahead?
         if drafts:  # known, or they would be measured
             self.step_costs = {1: machine.draft, 2: machine.draft}
 
@@ -196,14 +205,17 @@ class Replay(SlottedBackbone):
             return self.machine.draft
         reads = [sum(map(len, segment.plan.reads)) for segment in batch.segments]
         drafting = sum(count > 1 for count in reads)
-        return self.machine.seconds(len(batch.slots), drafting, len(reads))
+        begun = self._begun
+        running = self.engine.running if self.engine is not None else []
+        self._begun = not drafting and not any(one.seq.draft_follows for one in running)
+        return self.machine.seconds(len(batch.slots), drafting, len(reads), begun)
 
 
 class TextAtOnce(Continuations):
     """Writes plain text of a simulated model in one launch."""
 
     def __init__(self, host: Host, backbone: Replay):
-        super().__init__(host, lambda: False)
+        super().__init__(host, Flag())
         self._backbone = backbone
 
     @property
@@ -309,6 +321,16 @@ class Writer:
         pairs = zip(loops(self.chance, self.length), traps(self.chance, self.length))
         return [a if turn else b for (a, b), turn in zip(pairs, self.turns)]
 
+    def apart(self, count: int) -> list[Text]:
+        """The same, each at other places than the others."""
+
+        def shifted() -> list[int]:
+            shift = self.chance.randrange(80)
+            pairs = zip(loops(self.chance, self.length), traps(self.chance, self.length))
+            return [a if (i + shift) // 40 % 2 else b for i, (a, b) in enumerate(pairs)]
+
+        return self._texts(count, shifted, 0.0)
+
     def _texts(self, count: int, make: Callable[[], list[int]], share: float | None) -> list[Text]:
         found = []
         for name in range(count):
@@ -338,6 +360,7 @@ def scenes(tokens: int = 160) -> list[Scene]:
         Scene("a batch of 8, nothing", many.traps(20), lanes=8),
         Scene("a batch of 8, everything", many.loops(20), lanes=8),
         Scene("a batch of 8, half of them everything", many.halves(20), lanes=8),
+        Scene("8 at once, each changing by itself", one.apart(8), lanes=8, has_draft=False),
         Scene("a batch fills from 1 to 32, nothing", many.traps(40), 32, 0.5),
         Scene("a batch fills from 1 to 32, changing", many.mixed(40), 32, 0.5),
         Scene("a batch fills from 1 to 32, everything", many.loops(40), 32, 0.5),
@@ -366,6 +389,7 @@ class Player:
             self.model.host.pace = Pace(self.model.host.costs)
             self.model.host.writer = TextAtOnce(self.model.host, self.model.backbone)
         self.model.engine.watch.now = self.now
+        self.model.backbone.engine = self.model.engine
         self.draft = self._model(True) if self.scene.has_draft else None
 
     def _model(self, drafts: bool) -> Model:

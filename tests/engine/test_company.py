@@ -166,11 +166,41 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
     assert steps(IDLE, look=0.01) == 1.0  # a tenth of every step, while it may still pay
     steps(50, look=0.01)
     assert company.is_idle
-    often = steps(200, look=0.01)  # 10 look for 0.01 s each: every fifth step is 2 %
-    assert 0.15 <= often <= 0.25 and 10 * 0.01 * often <= 1.3 * LOOKING
+    often = steps(200, look=0.01)  # 10 look for 0.01 s each: every tenth step is 1 %
+    assert 0.08 <= often <= 0.13 and 10 * 0.01 * often <= 1.3 * LOOKING
     steps(100, look=1e-5)
     assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM, rel=0.1)
     steps(100, look=10.0)
     assert 1 / steps(640, look=10.0) == pytest.approx(RARELY, rel=0.2)
     steps(1, look=0.01, drafts=True)
     assert not company.is_idle
+
+
+class Written:
+    """A text that has come so far."""
+
+    def __init__(self, known, done=False):
+        self.known = known
+        self.done = done
+
+
+def test_where_tokens_come_one_by_one_all_choose_in_the_same_steps():
+    company = Company()
+    texts = [Written(10), Written(300)]
+    assert [company.until_next_choice(text, 16) for text in texts] == [16, 16]
+    for text in texts:
+        text.known += 5
+    assert company.until_next_choice(Written(7), 16) == 11  # one that comes in between
+    for text in texts:
+        text.known += 11
+    assert [company.until_next_choice(text, 16) for text in texts] == [16, 16]
+    texts[0].done = True  # whom they were in step with
+    texts[1].known += 16
+    assert company.until_next_choice(texts[1], 16) == 16
+
+
+def test_while_somebody_drafts_all_choose_in_every_step():
+    company = Company()
+    text = Written(10)
+    company.drafts()
+    assert company.until_next_choice(text, 16) == 1

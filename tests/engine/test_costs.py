@@ -272,3 +272,58 @@ def test_rules_say_whether_they_are_warm():
     for prompt in ([1, 2, 3], [3, 2, 1]):
         m.generate(prompt, method="ar", max_tokens=6, logprobs=1)
     assert firsts == [0, 1], "once by its plain code, once to be captured"
+
+
+def watched(device_type):
+    """Costs, and what lets steps of eight sequences take so many milliseconds."""
+    clock = [0.0]
+    watch = StepWatch(lambda: clock[0])
+    costs = StepCosts(device_type)
+    costs.curve = {1: 1e-3, 64: 1e-3}
+
+    def step(milliseconds, drafted=0):
+        rows = [1] * 7 + [1 + drafted]
+        watch.forward(costs, rows, rows, False)
+        watch.drawing()
+        clock[0] += 1e-3 * milliseconds
+        watch.arrived()
+
+    for _ in range(20):
+        step(1)
+    return costs, step
+
+
+def test_what_drafts_cost_the_steps_around_them_counts_as_theirs():
+    """Nothing was begun behind the plain step before a draft, nor for the one after it."""
+    costs, step = watched("cuda")
+    before = costs.steps_with(7, 0, 4)[4]
+    for taken, drafted in [(2, 0), (before * 1e3, 4), (2.5, 0), (1, 0), (1, 0), (1, 0)]:
+        step(taken, drafted)
+    costs._forget_predictions()
+    assert costs.around_drafts == pytest.approx(2.5e-3, rel=0.01)
+    assert costs.steps_with(7, 0, 4)[4] == pytest.approx(before + 2.5e-3, rel=0.05)
+    assert costs.plain(8) == pytest.approx(1e-3)  # the slow ones were a draft's
+    costs.meet(Crowd(1, 1))
+    assert costs.around_drafts == 0.0, "alone it was not seen"
+
+
+def test_drafts_in_a_row_share_what_is_lost_around_them():
+    costs, step = watched("cuda")
+    step(2)
+    for _ in range(5):
+        step(2, drafted=4)
+    for taken in (2.5, 1, 1, 1):
+        step(taken)
+    costs._forget_predictions()
+    assert costs.around_drafts == pytest.approx(0.5e-3, rel=0.01)
+
+
+def test_what_was_lost_around_drafts_is_forgotten_after_a_while():
+    costs, step = watched("cuda")
+    for taken, drafted in [(3, 0), (2, 4), *[(1, 0)] * 4]:
+        step(taken, drafted)
+    costs._forget_predictions()
+    assert costs.around_drafts > 0
+    for _ in range(costs_file.STALE + 8):
+        step(1)
+    assert costs.around_drafts == 0.0

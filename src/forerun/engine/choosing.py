@@ -8,6 +8,7 @@ was accepted before, never at a draft.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,15 +79,18 @@ class BatchChooser:
         """Tokens that are written without a choice in between, as many as costs say at most:
         twice as many with every choice that nobody drafts. In a full batch it is enough that nobody
         wants to; and where a launch has one length, a batch writes it whole, or all would wait for
-        the one that does not."""
+        the one that does not. Where tokens come one by one, all choose in the same steps: drafts
+        cost those beside them as much as those who draft."""
         if self._waited:  # for this one step, and drafts in the next
             return 1
         company = self._company
-        settled = company.sequences >= MANY and not company.drafting
         any_length = self.costs.writes_any_length
         most = self.costs.between_choices
         # The first of several to come is alone; as many as were there last are taken to come.
         expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
+        if self.costs.begins_ahead and expected > 1:
+            return company.until_next_choice(self.seq, most)
+        settled = expected >= MANY and not company.drafting
         if settled or (expected > 1 and not any_length):
             return most
         return min((1 if any_length else 2) << self._plain, most)
@@ -134,17 +138,15 @@ class BatchChooser:
         return self._decide(bet, plain)
 
     def _pays(self, seconds: float, plain: float, strangers: int) -> bool:
-        """Do all together get more of a step that takes so long than of plain ones? Where plain
-        text comes in launches, whoever does not draft waits for those who do, much longer than for
-        a launch's token. So there a token must come sooner on average over sequences: else those
-        who draft are done early, and all of them together later."""
+        """Is a step that takes so long better than plain ones, for all together? By tokens per
+        second it is as soon as some get many; but if the others wait too long for them, those are
+        done early and leave empty lanes, and all of them together are later. So it counts half, and
+        half how much sooner a token comes, on average over sequences."""
         company = self._company
         sequences = company.sequences + strangers
-        if (company.tokens + strangers) / seconds < sequences / plain:
-            return False
-        if self.costs.at_once == 1 or self.costs.writes_any_length:
-            return True
-        return seconds * (company.steps_per_token + strangers) <= plain * sequences
+        more = (company.tokens + strangers) / sequences
+        sooner = sequences / (company.steps_per_token + strangers)
+        return seconds <= plain * math.sqrt(more * sooner)
 
     @property
     def _is_idle(self) -> bool:

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.engine.costs import FEW, StepCosts
+from forerun.sequence.canvas import Canvas
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of drafts by a model, that are considered
 A_FEW = 4  # sequences: for fewer, planning costs each of them more than it is worth in every step
 SELDOM = 4  # steps between two plans then
 IDLE = 16  # steps in which nobody drafts, after which all look at drafts seldom
-LOOKING = 0.02  # share of the time that looking may take then
+LOOKING = 0.01  # share of the time that looking may take then
 RARELY = 64  # steps between two looks at most
 Floats = NDArray[np.float64]
 
@@ -73,6 +74,8 @@ class Company:
         self._step_seconds = 1.0
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
+        self._leader: Canvas | None = None  # a text that others write in step with
+        self._end = 0  # where it comes to the next choice
 
     @property
     def sequences(self) -> int:
@@ -87,6 +90,7 @@ class Company:
         if member in self._members:
             del self._members[member]
             self._chose.discard(member)  # or it would live as long as the model
+            self._leader = None  # it may have been that one
             self._count(member.wish, -1)
 
     def wish_for(self, member: Member, wish: Wish) -> None:
@@ -113,6 +117,17 @@ class Company:
     def drafts(self) -> None:
         """Somebody does in this step."""
         self._drafted = self.step
+
+    def until_next_choice(self, text: Canvas, most: int) -> int:
+        """Tokens that a text writes before it chooses again: until the others do, or while
+        somebody drafts, one."""
+        if self.step - self._drafted <= 1:
+            self._leader = None
+            return 1
+        if self._leader is None or self._leader.done or self._leader.known >= self._end:
+            self._leader = text
+            self._end = text.known + most
+        return self._end - self._leader.known
 
     def looked(self, seconds: float, step_seconds: float) -> None:
         """A sequence took so long to look at drafts, where a step takes so long."""

@@ -52,6 +52,8 @@ EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that
 BESIDE = {"cpu": 0.0, "cuda": 0.5}
 EACH_WEIGHT = 16  # drafts that this counts for
 HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
+SETTLED = 4  # plain steps after a draft, or a launch: then all is as if there had been none
+LONG = 16  # drafts in a row, after which what they cost around them is counted
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 OUTDATED = 0.5  # a curve of which steps take less than this share
@@ -94,10 +96,10 @@ class Observed:
     def add(self, step: int, seconds: float, load: float = 0.0) -> None:
         self._seen.append(Seen(step, seconds, load))
 
-    def typical(self, now: int, each: float = 0.0) -> float | None:
+    def typical(self, now: int, each: float = 0.0, enough: int = ENOUGH) -> float | None:
         """Their median, if enough of them are recent; less what `each` draft has cost."""
         recent = [seen.seconds - each * seen.load for seen in self._seen if now - seen.step < STALE]
-        return median(recent) if len(recent) >= ENOUGH else None
+        return median(recent) if len(recent) >= enough else None
 
     def per_draft(self, now: int, prior: float) -> float:
         """What each draft costs, where that was seen. A step with few of them says little of one
@@ -131,11 +133,13 @@ class StepCosts:
         self._each_seen = Observed()
         self.each = EACH_SECONDS[self._kind]  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
+        self._around: dict[int, Observed] = defaultdict(Observed)  # a draft, by sequences
         self._between: dict[int, float] = {}  # points of the curve, as far as anybody asked
         self._between_of: Curve | None = None
         self._usual: dict[tuple[int, bool], float | None] = {}  # what was observed, by size
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[tuple[int, int], Sequence[float]] = {}
+        self._around_now: float | None = None
         self._judged = np.zeros(0)  # by rows
         self._worth: dict[int, bool] = {}
 
@@ -161,6 +165,7 @@ class StepCosts:
         self._observed.clear()
         self._ratio = Observed()
         self._each_seen = Observed()
+        self._around.clear()
         self._forget_predictions()
 
     @property
@@ -208,10 +213,12 @@ class StepCosts:
         sequence drafts 0, 1, 2 tokens and so on, up to `most` at least."""
         found = self._steps.get((others, drafting))
         if found is None or len(found) <= most:
-            rows = range(others + 2, others + 2 + max(most, FEW))
-            found = [self._beside_prompts(n, drafting + 1) for n in rows]
+            first = others + 2  # rows, with one drafted token
+            end = first + max(most, FEW)
+            judged = self.judged_steps(end - 1)[first:end]
+            more = self.each_more + (self._load(drafting + 1) - self._load(1)) * self.each
             plain = self._beside_prompts(others + 1, drafting)
-            found = self._steps[others, drafting] = [plain, *found]
+            found = self._steps[others, drafting] = [plain, *(judged + more).tolist()]
         return found
 
     @property
@@ -282,7 +289,30 @@ class StepCosts:
         found = self._predicted.get(key)
         if found is None:
             found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
-        return found + self._load(drafting) * self.each if drafting else found
+        if not drafting:
+            return found
+        return found + self._load(drafting) * self.each + self.around_drafts
+
+    @property
+    def around_drafts(self) -> float:
+        """What a judged step costs beside itself: plain ones before and after it take longer, as
+        nothing was begun ahead, or a launch was left or had fewer tokens."""
+        if self._around_now is None:
+            seen = self._around[self.crowd.sequences.bit_length()]
+            self._around_now = max(0.0, seen.typical(self.seen, enough=1) or 0.0)
+        return self._around_now
+
+    def observe_around(self, sequences: int, seconds: float) -> None:
+        """So much was lost around a judged step of so many sequences."""
+        self._around[sequences.bit_length()].add(self.seen, seconds)
+
+    def beyond_usual(self, rows: int, tokens: int, seconds: float) -> float:
+        """What so many plain steps of so many rows took more than such ones do; less where they
+        were faster."""
+        if not self.known:
+            return 0.0
+        usual = tokens * self._predict(rows, 0)
+        return min(seconds, WILD * usual) - usual
 
     def _beside_prompts(self, rows: int, drafting: int) -> float:
         """Seconds of such a step, less what it takes to read the prompts that it reads: that is
@@ -314,7 +344,7 @@ class StepCosts:
     def observe(self, rows: int, drafting: int, draft_forwards: int, seconds: float) -> None:
         """A step with a forward of so many rows, in which so many sequences drafted, took so
         long."""
-        if not self.corrects or self.curve is None:
+        if not self.corrects or self.curve is None or seconds <= 0:
             return
         self.seen += 1
         if draft_forwards:
@@ -359,6 +389,7 @@ class StepCosts:
         self._predicted.clear()
         self._steps.clear()
         self._worth.clear()
+        self._around_now = None
         self._judged = self._judged[:0]
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
@@ -537,6 +568,16 @@ class Step:
     by_model: dict[Paced, Rows] = field(default_factory=dict)
 
 
+@dataclass
+class Episode:
+    """Judged steps, and plain ones around them, until all is as before."""
+
+    sequences: int
+    lost: float  # seconds that plain steps took more than usual
+    judged: int = 0
+    quiet: int = 0  # plain steps since the last judged one
+
+
 class StepWatch:
     """Tells costs how long steps took, from one arrival of outcomes to the next."""
 
@@ -546,6 +587,8 @@ class StepWatch:
         self._now = Step()
         self._over: Step | None = None
         self._arrived: float | None = None
+        self._lost = 0.0  # seconds that the last step took more than usual, if it was a plain one
+        self._episode: Episode | None = None
 
     def forward(
         self, costs: StepCosts, rows: Sequence[int], reads: Sequence[int], drafting: bool
@@ -581,7 +624,7 @@ class StepWatch:
             for pace, held in step.by_model.items():
                 pace.stepped(now - self._arrived, held.writing, held.reading)
             if step.whole:
-                step.costs.observe(step.rows, False, 0, (now - self._arrived) / tokens)
+                self._observe_plain(step.costs, step.rows, now - self._arrived, tokens)
         self.tokens = 0
         self._arrived = now
 
@@ -610,17 +653,53 @@ class StepWatch:
             for pace, held in step.by_model.items():
                 pace.stepped(max(0.0, seconds - spent), held.writing, held.reading)
         if self._arrived is not None and step.whole and step.is_usual:
-            if step.drafting or step.draft_forwards or step.costs.at_once == 1:
+            if step.drafting or step.draft_forwards:
+                self._observe_judged(step, seconds)
+            elif step.costs.at_once == 1 or self._episode is not None:
                 # Else it tells nothing: plain text costs what it does where it is written at once.
-                step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
+                self._observe_plain(step.costs, step.rows, seconds, 1)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))
         self.tokens = 0
         self._arrived = now
         self._over = None
 
+    def _observe_plain(self, costs: StepCosts, rows: int, seconds: float, tokens: int) -> None:
+        """So many plain steps took so long. Soon after a draft they say what that has cost; else
+        what plain text costs."""
+        lost = costs.beyond_usual(rows, tokens, seconds)
+        episode = self._episode
+        if episode is None:
+            self._lost = lost
+            costs.observe(rows, 0, 0, seconds / tokens)
+            return
+        episode.lost += lost
+        episode.quiet += tokens
+        if episode.quiet >= max(SETTLED, costs.at_once):
+            self._end_episode(costs)
+
+    def _observe_judged(self, step: Step, seconds: float) -> None:
+        costs = step.costs
+        assert costs is not None
+        if self._episode is None:
+            self._episode = Episode(costs.crowd.sequences, self._lost)
+            self._lost = 0.0
+        self._episode.judged += 1
+        self._episode.quiet = 0
+        costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
+        if self._episode.judged >= LONG:
+            self._end_episode(costs)
+
+    def _end_episode(self, costs: StepCosts) -> None:
+        episode = self._episode
+        assert episode is not None
+        costs.observe_around(episode.sequences, episode.lost / episode.judged)
+        self._episode = None
+
     def idle(self) -> None:
         """Nothing runs: the time until the next step is nobody's."""
+        self._episode = None
+        self._lost = 0.0
         self._now = Step()
         self._over = None
         self._arrived = None
