@@ -48,8 +48,8 @@ SEVERAL = 16  # tokens between two choices beside such ones
 JUDGED_SECONDS = {"cpu": 0.0, "cuda": 4e-4}
 JUDGED_SHARE = 1.02
 EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that drafts
-# and such a share of that for each sequence beside it: on a GPU nothing was begun for it either
-BESIDE = {"cpu": 0.0, "cuda": 0.5}
+# and such a share of that for each sequence beside it: on a GPU none is in step any longer
+BESIDE = {"cpu": 0.0, "cuda": 1.0}
 EACH_WEIGHT = 16  # drafts that this counts for
 HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
 SETTLED = 4  # plain steps after a draft, or a launch: then all is as if there had been none
