@@ -219,7 +219,7 @@ def overhead(asked: argparse.Namespace) -> None:
         )
         print(json.dumps(rows[-1]), flush=True)
         model.close()
-    name = asked.shape or asked.model
+    name = asked.name or asked.shape or asked.model
     keep("overhead", {"key": f"{name} on {machine()}", "model": name, "rows": rows})
 
 
