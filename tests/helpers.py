@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 import forerun
 from forerun.api import Model
 from forerun.checkpoints import tiny
+from forerun.engine.engine import no_messages
 from forerun.engine.loop import InCaller
 from forerun.options import Sampling
 from forerun.sequence.canvas import BLANK
@@ -149,6 +150,7 @@ def byte_tokenizer(merges: Sequence[str], special: Sequence[str] = ()):
 def stepped(m: Model) -> Model:
     """A model whose engine is stepped by hand, or by whoever waits: no thread does it."""
     m.driver = InCaller(m.engine)
+    m.engine.has_messages = no_messages  # of the thread that there was
     return m
 
 

@@ -1,6 +1,7 @@
 """The drafts of a batch are planned together: as well as trying all plans would, and at once."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,30 +178,39 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
 
 
 class Written:
-    """A text that has come so far."""
+    """A text that has come so far, and chooses."""
 
-    def __init__(self, known, done=False):
-        self.known = known
-        self.done = done
+    def __init__(self, known):
+        self.seq = SimpleNamespace(known=known)
+        self.wish = Wish()
+        self.stretch_end = 0
 
 
 def test_where_tokens_come_one_by_one_all_choose_in_the_same_steps():
+    """Whoever came first, and whoever came in between; in a step texts grow one after the other."""
     company = Company()
-    texts = [Written(10), Written(300)]
-    assert [company.until_next_choice(text, 16) for text in texts] == [16, 16]
-    for text in texts:
-        text.known += 5
-    assert company.until_next_choice(Written(7), 16) == 11  # one that comes in between
-    for text in texts:
-        text.known += 11
-    assert [company.until_next_choice(text, 16) for text in texts] == [16, 16]
-    texts[0].done = True  # whom they were in step with
-    texts[1].known += 16
-    assert company.until_next_choice(texts[1], 16) == 16
+    members = []
+    chose = {}
+
+    for step in range(60):
+        if step == 20:
+            company.leave(members.pop(0))
+        for one in members:
+            one.seq.known += 1
+            if one.seq.known >= one.stretch_end:
+                company.until_next_choice(one, 16)
+                chose.setdefault(step, []).append(one)
+        if step in (0, 3, 7, 40):
+            members.append(Written(100 * step))
+            company.join(members[-1])
+            company.until_next_choice(members[-1], 16)
+    assert list(chose) == [16, 32, 48]
+    assert [len(some) for some in chose.values()] == [3, 2, 3]
 
 
 def test_while_somebody_drafts_all_choose_in_every_step():
     company = Company()
     text = Written(10)
+    company.join(text)
     company.drafts()
     assert company.until_next_choice(text, 16) == 1

@@ -55,6 +55,7 @@ class BatchChooser:
         self.seq = seq
         self.costs = costs
         self.wish = Wish()
+        self.stretch_end = 0
         self._company = company
         self._account = account
         self._seen = Prospects()  # at the last look
@@ -89,7 +90,7 @@ class BatchChooser:
         # The first of several to come is alone; as many as were there last are taken to come.
         expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
         if self.costs.begins_ahead and expected > 1:
-            return company.until_next_choice(self.seq, most)
+            return company.until_next_choice(self, most)
         settled = expected >= MANY and not company.drafting
         if settled or (expected > 1 and not any_length):
             return most

@@ -48,7 +48,9 @@ class Prospects(NamedTuple):
 class Member(Protocol):
     """Whoever chooses for one sequence."""
 
+    seq: Canvas
     wish: Wish
+    stretch_end: int  # the text's length at its next choice
 
     def prospects(self) -> Prospects:
         """As far as it will consider them in this step."""
@@ -74,8 +76,6 @@ class Company:
         self._step_seconds = 1.0
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
-        self._leader: Canvas | None = None  # a text that others write in step with
-        self._end = 0  # where it comes to the next choice
 
     @property
     def sequences(self) -> int:
@@ -90,7 +90,6 @@ class Company:
         if member in self._members:
             del self._members[member]
             self._chose.discard(member)  # or it would live as long as the model
-            self._leader = None  # it may have been that one
             self._count(member.wish, -1)
 
     def wish_for(self, member: Member, wish: Wish) -> None:
@@ -118,16 +117,28 @@ class Company:
         """Somebody does in this step."""
         self._drafted = self.step
 
-    def until_next_choice(self, text: Canvas, most: int) -> int:
+    def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
         somebody drafts, one."""
-        if self.step - self._drafted <= 1:
-            self._leader = None
-            return 1
-        if self._leader is None or self._leader.done or self._leader.known >= self._end:
-            self._leader = text
-            self._end = text.known + most
-        return self._end - self._leader.known
+        known = member.seq.known
+        tokens = 1
+        if self.step - self._drafted > 1:
+            tokens = self._left_of_stretch(member) or most
+        member.stretch_end = known + tokens
+        return tokens
+
+    def _left_of_stretch(self, member: Member) -> int:
+        """Tokens that the others still write, each as many as any other. In a step they get theirs
+        in the order in which they came: those behind this one have not got it yet."""
+        behind = 0
+        for one in self._members:
+            if one is member:
+                behind = 1
+                continue
+            left = one.stretch_end - one.seq.known - behind
+            if left > 0:
+                return left
+        return 0
 
     def looked(self, seconds: float, step_seconds: float) -> None:
         """A sequence took so long to look at drafts, where a step takes so long."""

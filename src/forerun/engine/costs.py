@@ -27,6 +27,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from forerun.engine.episodes import Episodes
+
 VERSION = 2  # of the file
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 FIRST = (1, 8, 2, 4, 16, 32, 64, 128)  # the order of measuring: a slow model has only the first two
@@ -52,8 +54,6 @@ EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that
 BESIDE = {"cpu": 0.0, "cuda": 1.0}
 EACH_WEIGHT = 16  # drafts that this counts for
 HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
-SETTLED = 4  # plain steps after a draft, or a launch: then all is as if there had been none
-LONG = 16  # drafts in a row, after which what they cost around them is counted
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
 OUTDATED = 0.5  # a curve of which steps take less than this share
@@ -96,10 +96,15 @@ class Observed:
     def add(self, step: int, seconds: float, load: float = 0.0) -> None:
         self._seen.append(Seen(step, seconds, load))
 
-    def typical(self, now: int, each: float = 0.0, enough: int = ENOUGH) -> float | None:
+    def typical(self, now: int, each: float = 0.0) -> float | None:
         """Their median, if enough of them are recent; less what `each` draft has cost."""
         recent = [seen.seconds - each * seen.load for seen in self._seen if now - seen.step < STALE]
-        return median(recent) if len(recent) >= enough else None
+        return median(recent) if len(recent) >= ENOUGH else None
+
+    def damped(self, now: int) -> float:
+        """Their median, believed the more of them there are: half of a single one."""
+        recent = [seen.seconds for seen in self._seen if now - seen.step < STALE]
+        return median(recent) * len(recent) / (len(recent) + 1) if recent else 0.0
 
     def per_draft(self, now: int, prior: float) -> float:
         """What each draft costs, where that was seen. A step with few of them says little of one
@@ -130,6 +135,7 @@ class StepCosts:
         self._reading = 0  # and in the next one
         self._observed: dict[tuple[int, bool], Observed] = defaultdict(Observed)
         self._ratio = Observed()  # of plain steps to the curve
+        self._any_ratio = Observed()  # and of all steps without a draft model
         self._each_seen = Observed()
         self.each = EACH_SECONDS[self._kind]  # what the host does for a sequence that drafts
         self._draft_seconds = Observed()  # of one forward of a draft model
@@ -156,7 +162,7 @@ class StepCosts:
     def is_outdated(self) -> bool:
         """Do steps take far less than forwards once took? Then those were measured on a busy
         machine, and what more rows cost there says nothing."""
-        ratio = self._ratio.typical(self.seen)
+        ratio = self._any_ratio.typical(self.seen)
         return ratio is not None and ratio < OUTDATED
 
     def learn_anew(self, curve: Curve) -> None:
@@ -164,6 +170,7 @@ class StepCosts:
         self.curve = curve
         self._observed.clear()
         self._ratio = Observed()
+        self._any_ratio = Observed()
         self._each_seen = Observed()
         self._around.clear()
         self._forget_predictions()
@@ -291,7 +298,7 @@ class StepCosts:
             found = self._predicted[key] = self._without_drafts(rows, drafting > 0)
         if not drafting:
             return found
-        return found + self._load(drafting) * self.each + self.around_drafts
+        return found + self._load(drafting) * self.each
 
     @property
     def around_drafts(self) -> float:
@@ -299,30 +306,32 @@ class StepCosts:
         nothing was begun ahead, or a launch was left or had fewer tokens."""
         if self._around_now is None:
             seen = self._around[self.crowd.sequences.bit_length()]
-            self._around_now = max(0.0, seen.typical(self.seen, enough=1) or 0.0)
+            self._around_now = max(0.0, seen.damped(self.seen))
         return self._around_now
 
-    def observe_around(self, sequences: int, seconds: float) -> None:
-        """So much was lost around a judged step of so many sequences."""
-        self._around[sequences.bit_length()].add(self.seen, seconds)
+    def observe_around(self, seconds: float) -> None:
+        """So much was lost around a judged step of as many sequences as there are now."""
+        if self.corrects:
+            self._around[self.crowd.sequences.bit_length()].add(self.seen, seconds)
 
     def beyond_usual(self, rows: int, tokens: int, seconds: float) -> float:
         """What so many plain steps of so many rows took more than such ones do; less where they
         were faster."""
         if not self.known:
             return 0.0
-        usual = tokens * self._predict(rows, 0)
-        return min(seconds, WILD * usual) - usual
+        each = self._predict(rows, 0)
+        return min(seconds - tokens * each, (WILD - 1) * each)
 
     def _beside_prompts(self, rows: int, drafting: int) -> float:
         """Seconds of such a step, less what it takes to read the prompts that it reads: that is
         work, too. But rows beside them may cost more than rows alone."""
+        around = self.around_drafts if drafting else 0.0
         alone = self._predict(rows, drafting)
         if not self._reading:
-            return alone
+            return alone + around
         plain = max(1, self.crowd.sequences)
         work = self._predict(plain + self._reading, 0) - self._predict(plain, 0)
-        return max(alone, self._predict(rows + self._reading, drafting) - work)
+        return max(alone, self._predict(rows + self._reading, drafting) - work) + around
 
     def _without_drafts(self, rows: int, judged: bool) -> float:
         """Seconds of such a step, less what the host does for each sequence that drafts."""
@@ -344,7 +353,7 @@ class StepCosts:
     def observe(self, rows: int, drafting: int, draft_forwards: int, seconds: float) -> None:
         """A step with a forward of so many rows, in which so many sequences drafted, took so
         long."""
-        if not self.corrects or self.curve is None or seconds <= 0:
+        if not self.corrects or self.curve is None or seconds <= 0:  # a clock that stands still
             return
         self.seen += 1
         if draft_forwards:
@@ -358,6 +367,7 @@ class StepCosts:
             self._forget_predictions()
 
     def _observe_step(self, rows: int, drafting: int, seconds: float) -> None:
+        self._any_ratio.add(self.seen, seconds / self.forward(rows))
         if drafting:
             load = self._load(drafting)
             each = (seconds - self._by_curve(rows, True)) / load
@@ -370,9 +380,10 @@ class StepCosts:
 
     def meet(self, crowd: Crowd) -> None:
         """A forward holds so much. With more sequences or fewer, steps cost something else."""
-        changed = crowd.sequences != self.crowd.sequences
+        before = self.crowd.sequences
         self.crowd = crowd
-        if changed and BESIDE[self._kind]:
+        others = before.bit_length() != crowd.sequences.bit_length()  # as `_around` counts them
+        if others or (before != crowd.sequences and BESIDE[self._kind]):
             self._forget_predictions()
 
     def observe_prompts(self, rows: int) -> None:
@@ -568,16 +579,6 @@ class Step:
     by_model: dict[Paced, Rows] = field(default_factory=dict)
 
 
-@dataclass
-class Episode:
-    """Judged steps, and plain ones around them, until all is as before."""
-
-    sequences: int
-    lost: float  # seconds that plain steps took more than usual
-    judged: int = 0
-    quiet: int = 0  # plain steps since the last judged one
-
-
 class StepWatch:
     """Tells costs how long steps took, from one arrival of outcomes to the next."""
 
@@ -587,8 +588,7 @@ class StepWatch:
         self._now = Step()
         self._over: Step | None = None
         self._arrived: float | None = None
-        self._lost = 0.0  # seconds that the last step took more than usual, if it was a plain one
-        self._episode: Episode | None = None
+        self._episodes = Episodes()
 
     def forward(
         self, costs: StepCosts, rows: Sequence[int], reads: Sequence[int], drafting: bool
@@ -624,7 +624,7 @@ class StepWatch:
             for pace, held in step.by_model.items():
                 pace.stepped(now - self._arrived, held.writing, held.reading)
             if step.whole:
-                self._observe_plain(step.costs, step.rows, now - self._arrived, tokens)
+                self._episodes.plain(step.costs, step.rows, now - self._arrived, tokens)
         self.tokens = 0
         self._arrived = now
 
@@ -654,52 +654,22 @@ class StepWatch:
                 pace.stepped(max(0.0, seconds - spent), held.writing, held.reading)
         if self._arrived is not None and step.whole and step.is_usual:
             if step.drafting or step.draft_forwards:
-                self._observe_judged(step, seconds)
-            elif step.costs.at_once == 1 or self._episode is not None:
+                self._episodes.judged(step.costs)
+                step.costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
+            elif step.costs.at_once == 1 or self._episodes.runs:
                 # Else it tells nothing: plain text costs what it does where it is written at once.
-                self._observe_plain(step.costs, step.rows, seconds, 1)
+                self._episodes.plain(step.costs, step.rows, seconds, 1)
             if self.tokens:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))
+        else:
+            self._episodes.break_off()
         self.tokens = 0
         self._arrived = now
         self._over = None
 
-    def _observe_plain(self, costs: StepCosts, rows: int, seconds: float, tokens: int) -> None:
-        """So many plain steps took so long. Soon after a draft they say what that has cost; else
-        what plain text costs."""
-        lost = costs.beyond_usual(rows, tokens, seconds)
-        episode = self._episode
-        if episode is None:
-            self._lost = lost
-            costs.observe(rows, 0, 0, seconds / tokens)
-            return
-        episode.lost += lost
-        episode.quiet += tokens
-        if episode.quiet >= max(SETTLED, costs.at_once):
-            self._end_episode(costs)
-
-    def _observe_judged(self, step: Step, seconds: float) -> None:
-        costs = step.costs
-        assert costs is not None
-        if self._episode is None:
-            self._episode = Episode(costs.crowd.sequences, self._lost)
-            self._lost = 0.0
-        self._episode.judged += 1
-        self._episode.quiet = 0
-        costs.observe(step.rows, step.drafting, step.draft_forwards, seconds)
-        if self._episode.judged >= LONG:
-            self._end_episode(costs)
-
-    def _end_episode(self, costs: StepCosts) -> None:
-        episode = self._episode
-        assert episode is not None
-        costs.observe_around(episode.sequences, episode.lost / episode.judged)
-        self._episode = None
-
     def idle(self) -> None:
         """Nothing runs: the time until the next step is nobody's."""
-        self._episode = None
-        self._lost = 0.0
+        self._episodes.idle()
         self._now = Step()
         self._over = None
         self._arrived = None

@@ -208,9 +208,9 @@ class Engine:
                 self._step()
 
     def _step(self) -> None:
+        self.stop.clear()  # before all else: whoever comes now sets it
         self._in_step = True
-        self.stop.clear()
-        if self.has_messages():  # after clearing it: whoever comes now sets it
+        if self.has_messages():
             self.stop.set()
         try:
             self._serve_cheapest()

@@ -57,9 +57,11 @@ async def write_plain(
     sources read what was written: each sequence's at another token, since all choose at once."""
     end = seq.known + most
     reads_at = seq.known + id(seq) // 64 % most
+    has_read = most == 1
     several = target.writes_several(seq)
     while seq.goes_on():
-        if most > 1 and seq.known == reads_at:
+        if not has_read and seq.known >= reads_at:
+            has_read = True
             for source in sources:
                 source.read()
         for token in await target.write(seq, most):
