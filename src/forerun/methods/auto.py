@@ -6,12 +6,11 @@ is still to be judged. That keeps the law: whether a token is drafted must not d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.drafters.base import Drafter
 from forerun.families.base import ChainScorer
-from forerun.methods.sources import DEEPEST, Source, draft_by, sources_of
+from forerun.methods.sources import DEEPEST, draft_by, sources_of
 from forerun.options import check_flag, check_whole
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
@@ -45,25 +44,16 @@ async def auto(
                 accepted = await source.judge(draft)
                 source.learn(len(draft), accepted)
                 continue
-            await write_plain(seq, target, chooser.text_length, sources)
+            await write_plain(seq, target, chooser.text_length)
     finally:
         chooser.leave()
 
 
-async def write_plain(
-    seq: Canvas, target: ChainScorer, most: int, sources: Sequence[Source]
-) -> None:
-    """Write so many tokens without a choice, where several come at a time; else one. On the way
-    sources read what was written: each sequence's at another token, since all choose at once."""
+async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
+    """Write so many tokens without a choice, where several come at a time; else one."""
     end = seq.known + most
-    reads_at = seq.known + id(seq) // 64 % most
-    has_read = most == 1
     several = target.writes_several(seq)
     while seq.goes_on():
-        if not has_read and seq.known >= reads_at:
-            has_read = True
-            for source in sources:
-                source.read()
         for token in await target.write(seq, most):
             if not seq.done:
                 seq.append(token, "sampled")

@@ -34,9 +34,6 @@ class Source(ABC):
         self.seq = seq
         self.target = target
 
-    def read(self) -> None:  # noqa: B027 - most have nothing to read
-        """Look at the text so far, so that nobody has to wait for it later."""
-
     @abstractmethod
     def chances(self, most: int) -> Sequence[float]:
         """Of each of the next tokens to be accepted, given those before it; none where there is
@@ -68,9 +65,6 @@ class Copies(Source):
     def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds):
         super().__init__(seq, target)
         self._copying = Copying(odds)
-
-    def read(self) -> None:
-        self._copying.follow(self.seq)
 
     def chances(self, most: int) -> Sequence[float]:
         return self._copying.chances(most) if self._copying.follow(self.seq) else ()
