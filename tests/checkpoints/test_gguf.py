@@ -14,6 +14,7 @@ from forerun.checkpoints import gguf as ours
 from forerun.checkpoints import resolve
 from forerun.checkpoints.files import Source
 from forerun.checkpoints.tokenizers import _add_control_tokens, load_tokenizer
+from forerun.train import networks
 from tests.checkpoints.test_checkpoints import write_gguf
 
 gguf = pytest.importorskip("gguf")
@@ -131,3 +132,13 @@ def test_a_changed_file_is_read_again_and_a_folder_that_cannot_be_written_is_no_
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
     model = forerun.load(str(path), lanes=1, max_context=32)
     assert model.generate([1, 2], max_tokens=2, ignore_eos=True).token_ids
+
+
+def test_a_file_is_trained_and_written_as_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
+    write_gguf(str(tmp_path / "tiny.gguf"))
+    network = networks.load_network(str(tmp_path / "tiny.gguf"))
+    network.save_pretrained(tmp_path / "written")
+    again = networks.load_network(str(tmp_path / "written")).state_dict()
+    for name, weight in network.state_dict().items():
+        assert torch.equal(weight, again[name])

@@ -189,6 +189,14 @@ def keep(entry: Path, network: Any, tokenizer: Any) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def as_plain(network: Any) -> Any:
+    """A network that was read from a file, as one that the library trains and writes: its weights
+    are numbers like any others."""
+    network.config.__dict__.pop("quantization_config", None)
+    network.__dict__.pop("hf_quantizer", None)
+    return network
+
+
 def _write(folder: Path, network: Any, tokenizer: Any) -> None:
     named = network.config.__dict__.pop("quantization_config", None)
     quantizer = network.__dict__.pop("hf_quantizer", None)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forerun import zoo
-from forerun.checkpoints import diffusion, formats, hub, resolve, tokenizers
+from forerun.checkpoints import diffusion, formats, gguf, hub, resolve, tokenizers
 from forerun.checkpoints.adapters import add as add_adapters
 from forerun.checkpoints.files import read_json
 from forerun.errors import BadOption
@@ -31,6 +31,9 @@ def load_network(name: str) -> PreTrainedModel:
 def _load_checkpoint(name: str) -> PreTrainedModel:
     source = resolve.find(name)
     raw = formats.read_raw_config(source)
+    if source.gguf:
+        with gguf.quick():
+            return gguf.as_plain(hub.load_weights(source, torch.device("cpu"), torch.float32))
     if raw is None:
         return hub.load_weights(source, torch.device("cpu"), torch.float32)
     if raw["model_type"] in formats.OWN_NETWORKS:
