@@ -6,16 +6,17 @@
     python bench/real.py --model ANY --method assd --baseline sequential --known 0.3 --out ...
     python bench/real.py --out real.json --report docs/real.md --answers FOLDER --curve NAME=CSV
 
-A method is METHOD[:DRAFT][@OPTION=VALUE...]; the baseline is the model's own `ar` unless given.
-DATA is a folder with HumanEval.jsonl, GSM8K's test.jsonl and MT-Bench's question.jsonl, anywhere
-under it; summarising, translation and retrieval are asked about the texts below, which no training
-saw. Every prompt is decoded by the baseline and by the method, one after the other; `--batch 8`
-takes eight prompts at once. `--original` is another model whose `ar` is timed on the same prompts:
-what one had before distillation. `--known 0.3` gives that share of the tokens of English and code,
-at random places, and fills the others. Errors are standard errors over prompts (over groups of
-prompts in a batch). `--peers` adds `transformers`' own `generate` on the same weights, plain, with
-prompt lookup, and with the assistant that `--assistant` names.
+A method is METHOD[:DRAFT][@OPTION=VALUE...], and there may be several; the baseline is the model's
+own `ar` unless given. DATA is a folder with HumanEval.jsonl, GSM8K's test.jsonl and MT-Bench's
+question.jsonl, anywhere under it; summarising, translation and retrieval are asked about the texts
+below, which no training saw. Every prompt is decoded by the baseline and by the method, one after
+the other; `--batch 8` takes eight prompts at once. `--original` is another model whose `ar` is
+timed on the same prompts: what one had before distillation. `--known 0.3` gives that share of the
+tokens of English and code, at random places, and fills the others. Errors are standard errors over
+prompts (over groups of prompts in a batch). `--peers` adds `transformers`' own `generate` on the
+same weights, plain, with prompt lookup, and with the assistant that `--assistant` names.
 `--answers` is a folder of bench/evaluate_real.py: its tables go into the page, and so do curves.
+With `--keep`, tables of other names that the page has already stay there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import re
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,10 +96,11 @@ def main() -> None:
     flags = parse(sys.argv[1:])
     file = Path(flags.out)
     runs = json.loads(file.read_text()) if file.exists() else []
-    if flags.model:
-        runs.append(run(flags))
+    models = {name: load(name, flags) for name in (flags.model, flags.original) if name}
+    for method in flags.method if flags.model else ():
+        runs.append(run(method, models, flags))
         file.write_text(json.dumps(runs, indent=1))
-        print(markdown(runs[-1:]))
+        print(markdown(runs[-1:]), flush=True)
     if flags.report:
         write_report(runs, flags)
 
@@ -105,7 +108,9 @@ def main() -> None:
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model")
-    parser.add_argument("--method", default="specdiff:auto@k=7", help="METHOD[:DRAFT][@OPTION=...]")
+    parser.add_argument(
+        "--method", nargs="*", default=["specdiff:auto@k=7"], help="METHOD[:DRAFT][@OPTION=...]"
+    )
     parser.add_argument("--baseline", default="ar", help="the same")
     parser.add_argument("--original", help="a model whose ar is timed too")
     parser.add_argument("--known", type=float, help="fill blanks, this share of tokens given")
@@ -122,9 +127,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--assistant", help="a model that assists transformers' generate")
     parser.add_argument("--name", help="what the table calls this run")
-    parser.add_argument("--seconds", type=float, default=1e9, help="for the whole run")
+    parser.add_argument("--seconds", type=float, default=1e9, help="for each method")
     parser.add_argument("--out", required=True)
     parser.add_argument("--report")
+    parser.add_argument("--keep", action="store_true", help="other tables of the report stay")
     parser.add_argument("--answers", nargs="*", default=[])
     parser.add_argument("--curve", nargs="*", default=[], help="NAME=FILE of a training run")
     return parser.parse_args(words)
@@ -187,13 +193,13 @@ def load(name: str, flags: argparse.Namespace):
     )
 
 
-def run(flags: argparse.Namespace) -> dict:
+def run(method: str, models: dict, flags: argparse.Namespace) -> dict:
     """One run: every category by the baseline and by the method."""
     began = time.perf_counter()
-    model = load(flags.model, flags)
-    sides = {"baseline": (model, flags.baseline), "method": (model, flags.method)}
+    model = models[flags.model]
+    sides = {"baseline": (model, flags.baseline), "method": (model, method)}
     if flags.original:
-        sides["original"] = (load(flags.original, flags), "ar")
+        sides["original"] = (models[flags.original], "ar")
     if flags.known is None:
         chosen = prompts(flags.data, flags.count)
     else:
@@ -212,7 +218,7 @@ def run(flags: argparse.Namespace) -> dict:
     if device.startswith("cuda"):
         device = torch.cuda.get_device_name()
     return {
-        "name": flags.name or f"{Path(flags.model).name}, {flags.method} over {flags.baseline}",
+        "name": shown_name(method, flags),
         "machine": f"{device}, {platform.machine()}, {torch.get_num_threads()} threads",
         "dtype": str(model.backbone.dtype).removeprefix("torch."),
         "date": time.strftime("%Y-%m-%d"),
@@ -223,6 +229,13 @@ def run(flags: argparse.Namespace) -> dict:
         "rows": rows,
         "peers": peers,
     }
+
+
+def shown_name(method: str, flags: argparse.Namespace) -> str:
+    name = flags.name or Path(flags.model).name
+    if flags.name and len(flags.method) == 1:
+        return name
+    return f"{name}, {method} over {flags.baseline}"
 
 
 def shown_command(words: list[str]) -> str:
@@ -390,23 +403,40 @@ def curve_table(word: str, most: int = 8) -> str:
 
 
 def answers_table(folder: str) -> str:
-    """What bench/evaluate_real.py found in its answers: accuracy beside speed."""
+    """What bench/evaluate_real.py found in its answers: accuracy beside tokens per forward. Seconds
+    are left to the rows, which are timed alone."""
     from forerun.evaluate.report import markdown as panel_table
     from forerun.evaluate.summary import summarise_folder
 
-    return "\n".join(panel_table(panel) for panel in summarise_folder(Path(folder)))
+    tables = []
+    for panel in summarise_folder(Path(folder)):
+        untimed = [
+            replace(one, speed=replace(one.speed, tokens_per_second=None, first_token=None))
+            for one in panel
+        ]
+        asked = panel[0].settings
+        tables.append(f"**{asked['model']}, {asked['task']}**\n\n{panel_table(untimed)}")
+    return "\n".join(tables)
 
 
 def write_report(runs: list[dict], flags: argparse.Namespace) -> None:
     page = Path(flags.report)
-    text = page.read_text()
-    head, _, rest = text.partition(START)
-    _, _, tail = rest.partition(END)
-    parts = [markdown(runs)]
+    head, _, rest = page.read_text().partition(START)
+    before, _, tail = rest.partition(END)
+    parts = [markdown(runs)] if runs else []
     parts += [answers_table(folder) for folder in flags.answers]
     parts += [curve_table(word) for word in flags.curve]
     body = "\n".join(parts)
+    if flags.keep:
+        tables = tables_by_name(before) | tables_by_name(body)
+        body = "\n".join(f"{table}\n" for table in tables.values())
     page.write_text(f"{head}{START}\n\n{body}\n{END}{tail}")
+
+
+def tables_by_name(text: str) -> dict[str, str]:
+    """What stands below each name in bold, the name's line first."""
+    found = [part.strip() for part in re.split(r"^(?=\*\*)", text, flags=re.MULTILINE)]
+    return {part.split("**")[1]: part for part in found if part.startswith("**")}
 
 
 if __name__ == "__main__":

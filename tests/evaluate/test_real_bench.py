@@ -49,3 +49,20 @@ def test_a_method_is_measured_over_baseline_and_original_and_written_down(bench,
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
     assert "over the original's `ar`" in text and "over `sequential`" in text
     assert "| 5 | 2.5 | 1.25 |" in text
+
+
+def test_several_methods_share_a_model_and_other_tables_stay(bench, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- real: bench/real.py writes this part -->\n\n**old**, batch 1\n\n| 1 |\n\n"
+        "**a lesson**: the curve of its training\n\n| 2 |\n<!-- end of real -->\nafter\n"
+    )
+    curve = tmp_path / "curve.csv"
+    curve.write_text("step,loss\n5,2.5\n")
+    bench("--model", "tiny", "--method", "jacobi@block=4", "lookup", "--name", "both", *SMALL)
+    bench("--report", page, "--keep", "--curve", f"a lesson={curve}")
+    text = page.read_text()
+    assert text.startswith("before") and text.endswith("<!-- end of real -->\nafter\n")
+    assert "**old**, batch 1\n\n| 1 |" in text and "| 2 |" not in text
+    assert text.count("**a lesson**") == 1 and "| 5 | 2.5 |" in text
+    assert "**both, jacobi@block=4 over ar**" in text and "**both, lookup over ar**" in text
