@@ -44,6 +44,8 @@ def main() -> None:
     flags = parse()
     tokenizer = load_tokenizer(flags.model)
     text = read_text(flags, tokenizer)
+    if flags.only_text:
+        return
     network = load_network(flags.model)
     lesson = make_lesson(flags, text, tokenizer, network.config.vocab_size)
     rate = flags.learning_rate or RATES[flags.kind][flags.lora > 0]
@@ -70,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--text", type=Path, help="own text; without it OUT/text.npz")
+    parser.add_argument("--only-text", action="store_true", help="write OUT/text.npz and stop")
     parser.add_argument("--prompts", help="a file of prompts, a JSON object a line")
     parser.add_argument("--data", help="any-subset: text beside its own, as forerun train reads it")
     parser.add_argument("--data-characters", type=float, default=2e7)

@@ -34,7 +34,7 @@ GREEDY = 4
 CODE = 8  # a text that continues code
 
 ASK, TELL = 1, 2  # what follows a script: the target asks, or it answers
-LONGEST_SCRIPT = 160
+LONGEST_SCRIPT = 256
 LONGEST_QUESTION = 160
 PERIODS = 48  # tokens: the longest loop that is noticed
 PATIENCE = 3  # times that a loop may repeat, and some tokens more, before a text is ended
