@@ -119,7 +119,10 @@ def write_small(folder: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, weight in load_file(folder / WEIGHTS).items():
-        tensors[name], tensors[name + SCALE] = quantise(weight.float())
+        # A row of the second matrix is a few numbers: its columns have scales instead.
+        up = name.endswith(UP)
+        parts = quantise(weight.float().t() if up else weight.float())
+        tensors[name], tensors[name + SCALE] = ((x.t() if up else x).contiguous() for x in parts)
     save_file(tensors, out / WEIGHTS)
     config["base_model_name_or_path"] = None  # where it lay on the machine that trained it
     (out / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
