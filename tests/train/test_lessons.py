@@ -126,6 +126,13 @@ def test_jacobi_learns_to_find_several_tokens_and_goes_on(network, tmp_path):
     assert found.stats.forwards <= plain.stats.forwards
 
 
+def test_a_batch_may_have_fewer_texts_than_ages(network):
+    source = AnswerSource(own_text(), LENGTH, 8)
+    lesson = JacobiLesson(source, 2, n=4, blocks=4, ages=4)
+    for step in range(4):
+        assert lesson.loss(Decoder(network), step).isfinite()
+
+
 def test_no_prompt_is_both_learnt_and_held_out():
     text = own_text(20)
     twice = OwnText(np.tile(text.tokens, 2), np.tile(text.marks, 2))

@@ -192,7 +192,7 @@ class JacobiLesson:
         if self.guesses is None:
             fresh = self.source.batch(step, self.batch).to(decoder.device)
             return self.begin(fresh, decoder.vocab, step, right=True)
-        rows = torch.arange(step % self.ages, self.batch, self.ages, device=decoder.device)
+        rows = torch.arange(self.batch, device=decoder.device)[step % self.ages :: self.ages]
         if not len(rows):
             return self.guesses
         fresh = self.source.batch(step, len(rows)).to(decoder.device)
