@@ -17,7 +17,13 @@ from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.translated import translated
 from forerun.checkpoints import drafters, hub, resolve
 from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
-from forerun.checkpoints.tokenizers import check_fits, stop_tokens, token_count
+from forerun.checkpoints.tokenizers import (
+    Decode,
+    check_fits,
+    decoder_of,
+    stop_tokens,
+    token_count,
+)
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
 from forerun.drafters.autoregressive import ModelDrafter
@@ -291,6 +297,7 @@ class Model:
         quantize = getattr(backbone, "quantize", None)
         self.weights = f" in {quantize}" if quantize else ""
         self.tokenizer = tokenizer
+        self._decoder: tuple[Any, Decode] | None = None
         self.context = context or backbone.context
         self.vocab = backbone.vocab
         self.eos = frozenset(token for token in eos if token < self.vocab)
@@ -943,6 +950,7 @@ class Model:
         size = backbone.bytes_per_lane(family.slots(context))
         if self.engine.slots is None:
             check_room(self.engine.lanes, context, size, backbone.device)
+        self.host  # noqa: B018 - the engine takes the first one for the target
         host = self._add(family, backbone, context)
         if isinstance(backbone, FeatureBackbone):
             self._look_into(backbone, host)
@@ -974,9 +982,9 @@ class Model:
         """The text of some tokens; with `special`, also of those that stand for no text."""
         if self.tokenizer is None:
             return ""
-        return self.tokenizer.decode(
-            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
+        if self._decoder is None or self._decoder[0] is not self.tokenizer:
+            self._decoder = (self.tokenizer, decoder_of(self.tokenizer))
+        return self._decoder[1](list(tokens), not special)
 
 
 def record_all(requests: Sequence[RequestJobs]) -> None:

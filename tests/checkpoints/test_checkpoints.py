@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import forerun
 from forerun.checkpoints import resolve, tiny
+from forerun.checkpoints.tokenizers import decoder_of
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from tests.helpers import ARCHITECTURES, PROMPTS, network
 
@@ -389,3 +390,19 @@ def test_a_revision_that_the_hub_does_not_know_is_one_line(monkeypatch):
     with pytest.raises(BadCheckpoint, match="'owner/name' has no revision 'nowhere'") as caught:
         forerun.load("owner/name@nowhere")
     assert "\n" not in str(caught.value)
+
+
+def test_decoding_past_the_library_says_what_the_library_says():
+    plain = tiny.tokenizer()
+    every = list(range(len(plain)))
+    tokens = [*every, plain.eos_token_id, *reversed(every)]
+    for skip in (True, False):
+        theirs = plain.decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert decoder_of(plain)(tokens, skip) == theirs
+
+    class Louder(type(plain)):
+        def decode(self, *given, **options):
+            return super().decode(*given, **options).upper()
+
+    louder = Louder(tokenizer_object=plain.backend_tokenizer)
+    assert decoder_of(louder)(louder.encode("abc"), True) == "ABC", "its own way is kept"
