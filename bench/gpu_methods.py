@@ -2,7 +2,8 @@
 at batch 1, 8 and 32, in float32 and bfloat16, and whether exact methods write the same text.
 
     python bench/gpu_methods.py --json FILE                        (needs a CUDA device)
-    python bench/gpu_methods.py --json FILE --model DIR [--draft DIR] --dtype bfloat16
+    python bench/gpu_methods.py --json FILE --model DIR [--draft DIR] --dtype bfloat16 [--batch 1 8]
+    python bench/gpu_methods.py ... --methods speculative auto     (only these and the reference)
     python bench/gpu_methods.py --publish FILE ...                (writes docs/gpu-methods.md)
 
 Without `--model`, the zoo. With it, causal checkpoints that can chat, such as
@@ -94,12 +95,16 @@ def chat_tokens(model: forerun.Model, question: str) -> list[int]:
     )
 
 
-def measure(name: str, reference: str, methods: list[tuple[str, dict[str, Any]]], dtype: str):
+def measure(
+    name: str,
+    reference: str,
+    methods: list[tuple[str, dict[str, Any]]],
+    dtype: str,
+    sizes: list[int],
+) -> list[dict[str, Any]]:
     """One row for each kind of prompt, method and batch."""
-    model = forerun.load(name, device="cuda", dtype=dtype, lanes=max(BATCHES), max_context=1024)
-    cases = [
-        (batch, *case) for batch in BATCHES for case in prompt_sets(model, name, batch).items()
-    ]
+    model = forerun.load(name, device="cuda", dtype=dtype, lanes=max(sizes), max_context=1024)
+    cases = [(batch, *case) for batch in sizes for case in prompt_sets(model, name, batch).items()]
     rows = []
     for batch, kind, batches in cases:
         slow, expected = timed(model, reference, {}, batches)
@@ -134,8 +139,9 @@ def shown(name: str, value: Any) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """Rows are methods, columns are batches."""
+    sizes = ", ".join(str(size) for size in sorted({row["batch"] for row in report["rows"]}))
     lines = [
-        "| model, numbers | method | tokens per forward | tokens/s at batch 1, 8, 32 "
+        f"| model, numbers | method | tokens per forward | tokens/s at batch {sizes} "
         "| over the first row | same text |",
         "|---|---|---|---|---|---|",
     ]
@@ -170,6 +176,8 @@ def main() -> None:
     parser.add_argument("--draft", nargs="*", default=[], help="models that draft for --model")
     parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--only", help="only models whose name holds this")
+    parser.add_argument("--methods", nargs="*", help="only these, beside their references")
+    parser.add_argument("--batch", nargs="*", type=int, default=list(BATCHES))
     arguments = parser.parse_args()
     if arguments.publish:
         reports = [json.loads(path.read_text()) for path in arguments.publish]
@@ -178,10 +186,11 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here")
-    drafts = [
-        ("speculative", {"draft": draft, "k": k}) for draft in arguments.draft for k in (4, 7)
-    ]
-    models = dict.fromkeys(arguments.model, ("ar", [*CAUSAL, *drafts])) or ZOO
+    methods = [*CAUSAL, ("auto", {})]
+    for draft in arguments.draft:
+        methods += [("speculative", {"draft": draft, "k": k}) for k in (2, 4, 7)]
+        methods.append(("auto", {"draft": draft}))
+    models = dict.fromkeys(arguments.model, ("ar", methods)) or ZOO
     report = dict(
         device=torch.cuda.get_device_name(),
         torch=torch.__version__,
@@ -191,8 +200,9 @@ def main() -> None:
     for name, (reference, methods) in models.items():
         if arguments.only and arguments.only not in name:
             continue
+        wanted = [one for one in methods if one[0] in (arguments.methods or [one[0]])]
         for dtype in arguments.dtype:
-            report["rows"] += measure(name, reference, methods, dtype)
+            report["rows"] += measure(name, reference, wanted, dtype, arguments.batch)
             if arguments.json:
                 arguments.json.write_text(json.dumps(report, indent=1))
 

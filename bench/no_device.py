@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,12 @@ from forerun.api import Model
 from forerun.engine import graphs
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
-from forerun.engine.continuation import Continuations, WritingProgram, WrittenBatch
+from forerun.engine.continuation import (
+    Continuations,
+    KnownProgram,
+    WritingProgram,
+    WrittenBatch,
+)
 from forerun.engine.engine import Engine
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
@@ -186,14 +191,33 @@ class NoRules(Rules):
 
 
 class ScriptedText(WrittenBatch):
-    """What a draft model wrote, as it was written down."""
+    """What a draft model wrote, as it was written down: looked up when it arrives, since nobody
+    may have known after which text when it began."""
 
-    def __init__(self, written: WrittenBatch, tokens: list[list[int]]):
-        self.logits_BkV = written.logits_BkV
-        self._tokens = tokens
+    def __init__(self, written: WrittenBatch, seqs: Sequence[Canvas], script: Script):
+        super().__init__(written.tokens_Bk, written.logits_BkV)
+        self._seqs = seqs
+        self._script = script
 
     def tokens(self) -> list[list[int]]:
-        return self._tokens
+        with self._script.timed():
+            drafted = self._script.drafted
+            count = self.tokens_Bk.shape[1]
+            return [[drafted(seq, seq.filled + i) for i in range(count)] for seq in self._seqs]
+
+    def only(self, numbers: Sequence[int]) -> WrittenBatch:
+        return ScriptedText(super().only(numbers), [self._seqs[i] for i in numbers], self._script)
+
+
+class ScriptedProgram(NamedTuple):
+    """A program that was run before, to write what is written down."""
+
+    known: KnownProgram
+    seqs: Sequence[Canvas]
+    script: Script
+
+    def run(self, logits_BV: Tensor, u_Bk: Any) -> WrittenBatch:
+        return ScriptedText(self.known.run(logits_BV, u_Bk), self.seqs, self.script)
 
 
 class NoWritingProgram(WritingProgram):
@@ -219,12 +243,12 @@ class NoContinuations(Continuations):
     def _write(self, asked: Any, batch: Any, logits_BV: Tensor, tokens: int) -> WrittenBatch:
         written = super()._write(asked, batch, logits_BV, tokens)
         assert written is not None
-        with self._script.timed():
-            drawn = [
-                [self._script.drafted(one.seq, one.seq.filled + i) for i in range(tokens)]
-                for one in asked
-            ]
-        return ScriptedText(written, drawn)
+        return ScriptedText(written, [one.seq for one in asked], self._script)
+
+    def known_program(self, asked: Any, batch: Batch) -> Any:
+        known = super().known_program(asked, batch)
+        seqs = [one.seq for one in asked]
+        return None if known is None else ScriptedProgram(known, seqs, self._script)
 
 
 def without_device(host: Host, engine: Engine, script: Script) -> None:

@@ -28,7 +28,7 @@ import torch
 
 from forerun.api import Model
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.continuation import Continuations
+from forerun.engine.continuation import Continuations, WrittenBatch
 from forerun.engine.costs import ROWS, StepCosts, interpolated
 from forerun.engine.engine import Engine
 from forerun.engine.flag import Flag
@@ -37,7 +37,7 @@ from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageShape, PageTable
 from forerun.families.causal import Causal
-from forerun.sequence.question import Continuation, Written
+from forerun.sequence.question import Continuation
 from forerun.sequence.rows import TOKEN
 
 VOCAB = 256
@@ -225,23 +225,20 @@ class TextAtOnce(Continuations):
     def can_write(self, end: int, tokens: int) -> bool:
         return tokens == self.at_once
 
-    def run(
+    def begin(
         self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: torch.Tensor
-    ) -> list[Written]:
+    ) -> WrittenBatch:
         machine = self._backbone.machine
         self.wrote = max(min(one.tokens, one.seq.remaining) for one in asked)
         forward = interpolated(machine.curve, len(asked))  # the first has been paid for
         host = 1e-5 * len(asked) * self.wrote
         self._backbone.now.seconds += forward * (self.wrote - 1) + host
-        written = []
-        for one, lane in zip(asked, lanes):
+        rows = []
+        for one in asked:
             end = one.plan.stored
             text = self._backbone.texts[int(one.plan.rows[TOKEN, 0])]
-            tokens = text.tokens[end : end + min(self.wrote, one.seq.remaining)]
-            self._host.memos[lane].wrote(end, tokens[:-1])
-            one.drawn = len(tokens)
-            written.append(Written(tokens, logits_BV.new_empty(0)))
-        return written
+            rows.append([*text.tokens[end : end + self.wrote], *[0] * self.wrote][: self.wrote])
+        return WrittenBatch(torch.tensor(rows), logits_BV.new_empty(0))
 
 
 @dataclass

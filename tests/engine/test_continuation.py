@@ -34,7 +34,7 @@ def fast(monkeypatch):
 def written(monkeypatch):
     """How many tokens were written at once, for how many sequences."""
     runs = []
-    run = Continuations.run
+    run = Continuations.begin
 
     def noted(self, asked, lanes, logits_BV):
         answer = run(self, asked, lanes, logits_BV)
@@ -42,7 +42,7 @@ def written(monkeypatch):
             runs.append((len(asked), asked[0].tokens))
         return answer
 
-    monkeypatch.setattr(Continuations, "run", noted)
+    monkeypatch.setattr(Continuations, "begin", noted)
     return runs
 
 

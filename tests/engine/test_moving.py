@@ -39,14 +39,14 @@ def pair(graphs=None):
 def written(monkeypatch):
     """How many tokens each launch wrote, for how many sequences."""
     runs = []
-    run = Continuations.run
+    run = Continuations.begin
 
     def noted(self, asked, lanes, logits_BV):
         answer = run(self, asked, lanes, logits_BV)
         runs.append((len(asked), self.wrote))
         return answer
 
-    monkeypatch.setattr(Continuations, "run", noted)
+    monkeypatch.setattr(Continuations, "begin", noted)
     return runs
 
 

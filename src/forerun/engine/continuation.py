@@ -42,8 +42,9 @@ from forerun.probability.acceptance import sample_token
 from forerun.probability.distributions import tempered
 from forerun.probability.logits import Warp, Warps, likeliest, warp_columns
 from forerun.probability.noise import FixedNoise, uniforms_ahead
+from forerun.probability.outcomes import Tokens
 from forerun.probability.pending import PendingLaws
-from forerun.probability.transfer import HostCopy
+from forerun.probability.transfer import HostCopy, to_device
 from forerun.sequence.question import Continuation, Written
 from forerun.sequence.rows import PlainText, next_token_plan, text_and_chain
 
@@ -140,11 +141,11 @@ class Continuations:
         sizes = [size.forward.rows for size in self._programs]
         return self._can and any(rows <= most <= MUCH_LARGER * rows for most in sizes)
 
-    def run(
+    def begin(
         self, asked: Sequence[Continuation], lanes: Sequence[int], logits_BV: Tensor
-    ) -> list[Written] | None:
-        """The tokens of all, given the logits after each text. None for plain text of a size that
-        is not worth a program yet."""
+    ) -> WrittenBatch | None:
+        """Have the tokens of all written, given the logits after each text. None for plain text of
+        a size that is not worth a program yet."""
         tokens = max(one.tokens for one in asked)
         plans = [next_token_plan(one.plan) for one in asked]
         known = [plan for plan in plans if plan is not None]
@@ -153,14 +154,37 @@ class Continuations:
         batch = self._host.batch(work, ahead=tokens - 1)
         with current_device(batch.device):
             written = self._write(asked, batch, logits_BV, tokens)
-        if written is None:
-            return None
+        self.wrote = 0 if written is None else written.tokens_Bk.shape[1]
+        return written
+
+    def finish(
+        self, asked: Sequence[Continuation], lanes: Sequence[int], written: WrittenBatch
+    ) -> list[Written]:
+        """What was written, as soon as it has arrived."""
         drawn = written.tokens()
-        self.wrote = len(drawn[0])
         for one, lane, row in zip(asked, lanes, drawn):
             tokens_run = [max(token, 0) for token in row[:-1]]
             self._host.memos[lane].wrote(one.plan.stored, tokens_run)
         return [written.of(i, one, drawn[i]) for i, one in enumerate(asked)]
+
+    def known_program(self, asked: Sequence[Continuation], batch: Batch) -> KnownProgram | None:
+        """A program that was run before, to write as much as was `asked` for once more, in rows
+        that only the device knows the places of. None where there is none."""
+        assert batch.moved is not None
+        tokens = asked[0].tokens
+        tiles = self._host.runner.tiles(batch, ahead=tokens + batch.moved.most)
+        forward = CaptureSize.of(batch, tiles)
+        samplings = [one.seq.history.sampling for one in asked]
+        warp, columns_4B = self._warps.of(samplings, self._host.backbone.vocab)
+        if forward is None or not self._works:
+            return None
+        size = ProgramSize(forward, tokens, warp, asked[0].temperature)
+        covering = [one for one in self._programs if one.covers(size)]
+        if not covering:
+            return None
+        found = min(covering, key=lambda one: one.forward)
+        self._programs.move_to_end(found)
+        return KnownProgram(self._programs[found], batch, tiles, columns_4B)
 
     def _write(
         self, asked: Sequence[Continuation], batch: Batch, logits_BV: Tensor, tokens: int
@@ -312,9 +336,18 @@ class Writing:
 class WrittenBatch:
     """What a program wrote for all sequences."""
 
+    type = Tokens
+
     def __init__(self, tokens_Bk: Tensor, logits_BkV: Tensor):
+        self.tokens_Bk = tokens_Bk
         self.logits_BkV = logits_BkV
+        self.device = tokens_Bk.device
         self._copy = HostCopy(tokens_Bk)
+
+    def column(self, name: str) -> Tensor:
+        """As of a rule that was run: the tokens, on the device."""
+        assert name == "tokens", name
+        return self.tokens_Bk
 
     def tokens(self) -> list[list[int]]:
         return cast("list[list[int]]", self._copy.numbers())
@@ -330,9 +363,27 @@ class WrittenBatch:
         laws = PendingLaws.of(self._logits_RV, first, len(tokens), sampling)
         return Written(tokens, tempered(laws, asked.temperature))
 
+    def only(self, numbers: Sequence[int]) -> WrittenBatch:
+        """What was written for some of them."""
+        kept = to_device(numbers, torch.long, self.device)
+        return WrittenBatch(self.tokens_Bk[kept], self.logits_BkV[kept])
+
     @cached_property
     def _logits_RV(self) -> Tensor:
         return self.logits_BkV.flatten(0, 1)
+
+
+class KnownProgram(NamedTuple):
+    """A program, and the rows that it is to begin with."""
+
+    program: WritingProgram
+    batch: Batch
+    tiles: Tiles[np.ndarray]
+    columns_4B: np.ndarray
+
+    def run(self, logits_BV: Tensor, u_Bk: np.ndarray) -> WrittenBatch:
+        with current_device(self.batch.device):
+            return self.program.run(self.batch, self.tiles, logits_BV, self.columns_4B, u_Bk)
 
 
 class WritingProgram:

@@ -24,14 +24,15 @@ from torch import Tensor
 from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
-from forerun.engine.continuation import Continuations
+from forerun.engine.continuation import Continuations, WrittenBatch
 from forerun.engine.costs import StepWatch
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
-from forerun.engine.prefetch import Prefetch, TokenPrefetch, foresee
+from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee
+from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_around_draft
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -44,11 +45,11 @@ from forerun.probability.logits import (
     own_logits,
 )
 from forerun.probability.noise import Noise
-from forerun.probability.outcomes import Token
+from forerun.probability.outcomes import Token, Tokens, Verdict
 from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas, Draw
-from forerun.sequence.question import BlankLaws, Continuation, NextToken, Question
+from forerun.sequence.question import BlankLaws, Continuation, NextToken, Question, Written
 
 log = logging.getLogger("forerun")
 
@@ -112,6 +113,7 @@ class Engine:
         self.watch = StepWatch()
         self.foresight = Foresight()
         self._prefetched: Prefetch | None = None
+        self._drafted: Drafted | None = None  # by a model, last
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -404,6 +406,7 @@ class Engine:
             one.coroutine.close()
         one.waits_for = None
         one.last_question = None
+        self._drafted = None  # a finished request must not be held
         self.running.remove(one)
         for host in self.hosts:
             host.memos[one.lane].rest()
@@ -429,7 +432,7 @@ class Engine:
     def _draw(self, served: list[Running]) -> Sequence[object]:
         """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
         began = time.perf_counter()
-        self._prefetched = None
+        self._drop_prefetched()
         self.watch.drawing()
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
@@ -482,7 +485,16 @@ class Engine:
         look_ahead(asked, follow_forced=True)
         self.clock.masks += time.perf_counter() - began
 
-    def _try_to_prefetch(self, served: list[Running], applied: Applied, in_step: bool) -> None:
+    def _drop_prefetched(self) -> None:
+        """Something else is asked for than what was foreseen, if anything was. (Where a text ends,
+        or gives its pages back, nobody was mistaken.)"""
+        if self._prefetched is not None:
+            self._prefetched.in_vain()
+            self._prefetched = None
+
+    def _try_to_prefetch(
+        self, served: list[Running], applied: Source, in_step: bool = False
+    ) -> None:
         """What was drawn stays drawn, whatever becomes of a forward that is only a guess. If it
         fails, it is run again when it is asked for, and fails those who ask."""
         try:
@@ -492,28 +504,42 @@ class Engine:
             self._prefetched = None
             self.watch.unusual()
 
-    def _prefetch(self, served: list[Running], applied: Applied, in_step: bool) -> None:
+    def _prefetch(self, served: list[Running], applied: Source, in_step: bool) -> None:
         """Begin the forward that all will ask for when they know what they drew, if there is one.
         Nobody may be left out, or batches would fall apart."""
         works_on_its_own = applied.device.type == "cuda"
         enabled = works_on_its_own if self.prefetches is None else self.prefetches
         alone = len(served) == len(self.running)
-        prefetched = foresee(served, applied, alone, in_step) if enabled else None
+        prefetched = self._foresee(served, applied, alone, in_step) if enabled else None
         if prefetched is None or not (alone or self._read_beside(prefetched)):
             return
         host = prefetched.host
         batch = prefetched.batch(applied)
-        if batch.moved is not None and not host.runner.has_captured(batch):
-            return  # only a captured forward takes its positions from the device
+        if not prefetched.prepare(batch):
+            if not host.runner.is_warm:
+                self.watch.unusual()
+            return
         prefetched.begin()
         parts = prefetched.reading
         for part in parts:
             host.memos[part.one.lane].forget()  # as in any forward
         rows = sum(part.plan.length - part.start for part in parts)
-        prefetched.logits_RV = self._timed_forward(host, batch, reading=rows)
+        logits_RV = self._timed_forward(host, batch, prefetched.drafting, reading=rows)
+        if more := prefetched.follow(logits_RV):
+            self.clock.forwards += more
+            self.watch.wrote(1 + more)
         for part in parts:
             host.memos[part.one.lane].ran(part.plan, part.start)
         self._prefetched = prefetched
+
+    def _foresee(
+        self, served: list[Running], applied: Source, alone: bool, in_step: bool
+    ) -> Prefetch | None:
+        if applied.type not in (Tokens, Verdict):
+            return foresee(served, applied, alone, in_step)
+        if not alone:
+            return None
+        return foresee_around_draft(served, applied, self.hosts[0], self._drafted)
 
     def _read_beside(self, prefetched: Prefetch) -> bool:
         """Have the others read in a forward that begins ahead, if that is what they wait for."""
@@ -539,7 +565,7 @@ class Engine:
         batch = host.batch([(part.one.lane, part.plan, part.start) for part in parts])
         for memo in memos:
             memo.forget()  # should the forward fail half-way, what the slots hold is unknown
-        self._prefetched = None
+        self._drop_prefetched()
         drafting = question_of(parts[0].one).drafting
         reading = sum(n for n, part in zip(batch.row_counts, parts) if part.is_prompt)
         logits_RV = self._timed_forward(host, batch, drafting, reading)
@@ -553,19 +579,42 @@ class Engine:
         logits_BV = self._run_parts(host)
         began = time.perf_counter()
         asked = [continuation_of(one) for one in served]
-        assert isinstance(host.writer, Continuations)
-        written = host.writer.run(asked, [one.lane for one in served], logits_BV)
+        lanes = [one.lane for one in served]
+        writer = writer_of(host)
+        written = writer.begin(asked, lanes, logits_BV)
         if written is None:
             return self._answers(served, logits_BV)
         self.clock.mark("forward", host.device)
         self.clock.forward += time.perf_counter() - began
-        self.clock.forwards += host.writer.wrote - 1
+        self.clock.forwards += writer.wrote - 1
         if asked[0].drafting:
-            self.watch.wrote(host.writer.wrote)
-            return written
-        self.watch.wrote_text(host.writer.wrote)
-        pairs = zip(asked, written, strict=True)
+            self.watch.wrote(writer.wrote)
+            return self._hand_over_drafts(served, written)
+        texts = self._arrived_texts(served, written)
+        self.watch.wrote_text(writer.wrote)
+        pairs = zip(asked, texts, strict=True)
         return [NoOutcome(one.seq) if -1 in text.tokens else text for one, text in pairs]
+
+    def _hand_over_drafts(self, served: list[Running], written: WrittenBatch) -> list[Written]:
+        """Give each its draft. The forward that judges them begins before they arrive."""
+        self._try_to_prefetch(served, written)
+        drafts = self._arrived_texts(served, written)
+        if self._prefetched is not None:
+            self._prefetched.learn(drafts)
+        asked = [continuation_of(one) for one in served]
+        for one, draft in zip(served, asked):
+            one.note_draft(draft)
+        tokens = [draft.tokens for draft in drafts]
+        self._drafted = Drafted(served, asked, tokens, written.tokens_Bk)
+        return drafts
+
+    def _arrived_texts(self, served: list[Running], written: WrittenBatch) -> list[Written]:
+        began = time.perf_counter()
+        asked = [continuation_of(one) for one in served]
+        lanes = [one.lane for one in served]
+        texts = writer_of(host_of(served[0])).finish(asked, lanes, written)
+        self.clock.forward += time.perf_counter() - began
+        return texts
 
     def _finish_prefetched(self, served: list[Running]) -> Sequence[object]:
         """Answer those whose forward has begun already."""
@@ -576,6 +625,8 @@ class Engine:
         self.clock.mark("host", host.device)  # the time that the device waited, if it did
         for one in served:
             prefetched.ran(one)
+        if isinstance(prefetched, DraftPrefetch):
+            return self._hand_over_drafts(served, prefetched.written_for(served))
         logits_RV = prefetched.logits_of(served)
         drawn = self._draw_next_tokens(served, logits_RV)
         return self._answers(served, logits_RV) if drawn is None else drawn
@@ -723,6 +774,11 @@ def question_of(one: Running) -> Question:
 def continuation_of(one: Running) -> Continuation:
     assert isinstance(one.waits_for, Continuation)
     return one.waits_for
+
+
+def writer_of(host: Host) -> Continuations:
+    assert isinstance(host.writer, Continuations)
+    return host.writer
 
 
 def next_to_write(parts: Sequence[Part]) -> list[Running]:

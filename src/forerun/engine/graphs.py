@@ -239,13 +239,9 @@ class ForwardRunner(Generic[SlotStorage]):
             try:
                 with current_device(batch.device):
                     return self._forward_captured(batch, on_start)
-            except Exception as error:  # whatever stands in the way, the plain code can do it
-                lost = ", and its bits hang on the batch" if self._always_by_kernels else ""
-                self.capture_enabled = False
-                self._always_by_kernels = False
+            except Exception as error:
                 batch.tiles = None
-                self.captured.clear()
-                warn_not_captured("forwards", error, lost)
+                self._stop_capturing(error)
                 if batch.moved is not None:  # it does not know where these rows stand
                     raise
         on_start()
@@ -298,6 +294,29 @@ class ForwardRunner(Generic[SlotStorage]):
         if capture_now:
             return self._capture(size, batch, tiles)
         return self._forward_by_kernels(batch, tiles)
+
+    def can_capture(self, batch: Batch) -> bool:
+        """Is there a size for it?"""
+        return self.capture_enabled and self._size(batch)[1] is not None
+
+    def capture_unmoved(self, batch: Batch) -> None:
+        """Capture a forward for rows that the device will move on, with the rows where they are."""
+        tiles, size = self._size(batch)
+        assert size is not None, "of what can be captured"
+        self.is_warm = False
+        try:
+            with current_device(batch.device):
+                self._capture(size, batch.with_tokens(batch.rows_5T[TOKEN]), tiles)
+        except Exception as error:
+            self._stop_capturing(error)
+
+    def _stop_capturing(self, error: Exception) -> None:
+        """Whatever stands in the way, the plain code can do it."""
+        lost = ", and its bits hang on the batch" if self._always_by_kernels else ""
+        self.capture_enabled = False
+        self._always_by_kernels = False
+        self.captured.clear()
+        warn_not_captured("forwards", error, lost)
 
     def _is_time_to_capture(self, size: CaptureSize, found: CaptureSize | None) -> bool:
         """Is a size met often enough, given what else would serve?"""

@@ -117,11 +117,12 @@ class Batch:
         self._spans: dict[int, slice | Tensor] = {}
 
     def with_tokens(self, tokens: np.ndarray) -> Batch:
-        """The same rows with other tokens."""
+        """The same rows with other tokens, where the host knows them to be."""
         other = copy(self)
         other.rows_5T = self.rows_5T.copy()
         other.rows_5T[TOKEN] = tokens
         other.drawn_T = None
+        other.moved = None
         for made in ("_integers", "tokens_T"):
             other.__dict__.pop(made, None)
         return other

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import is_
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,10 +25,9 @@ from torch import Tensor
 from forerun.engine.cache import Memo
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved
-from forerun.engine.rules import Applied
 from forerun.engine.ticket import Running
 from forerun.engine.turns import Part
-from forerun.probability.outcomes import JacobiStep, Token
+from forerun.probability.outcomes import JacobiStep, Outcome, Token
 from forerun.probability.transfer import to_device
 from forerun.sequence.question import Continuation, NextToken, Question
 from forerun.sequence.rows import PlainText, Plan, next_token_plan, text_and_chain
@@ -36,8 +36,30 @@ from forerun.sequence.rows import PlainText, Plan, next_token_plan, text_and_cha
 LEAST_COST = 5e7
 
 
+def hides_host(host: Host) -> bool:
+    """Do its forwards take so long that the host's work is hidden behind them?"""
+    return host.backbone.cost >= LEAST_COST
+
+
+class Source(Protocol):
+    """Outcomes that are on their way to the host: of a rule, or what a draft model wrote."""
+
+    device: torch.device
+
+    def column(self, name: str) -> Tensor:
+        """One field of all outcomes, on the device."""
+        ...
+
+    @property
+    def type(self) -> type[Outcome]:
+        """What they are."""
+        ...
+
+
 class Prefetch(ABC):
     """A forward whose tokens are drawn but not known."""
+
+    drafting = False  # is it a draft model's?
 
     def __init__(self, host: Host, running: Sequence[Running]):
         self.host = host
@@ -49,11 +71,23 @@ class Prefetch(ABC):
         self.reading: list[Part] = []  # of prompts, beside them
 
     @abstractmethod
-    def batch(self, applied: Applied) -> Batch:
+    def batch(self, applied: Source) -> Batch:
         """The forward, with what was drawn where it is on the device."""
+
+    def prepare(self, batch: Batch) -> bool:
+        """Can it begin? Only a captured forward takes its positions from the device."""
+        return batch.moved is None or self.host.runner.has_captured(batch)
 
     def begin(self) -> None:  # noqa: B027 - most have nothing to do
         """The forward is about to begin."""
+
+    def follow(self, logits_RV: Tensor) -> int:
+        """The forward has begun. How many more were queued behind it."""
+        self.logits_RV = logits_RV
+        return 0
+
+    def in_vain(self) -> None:  # noqa: B027
+        """Something else is asked for."""
 
     @abstractmethod
     def learn(self, answers: Sequence[object]) -> None:
@@ -88,7 +122,7 @@ class Prefetch(ABC):
 
 
 def foresee(
-    running: Sequence[Running], applied: Applied, alone: bool = True, in_step: bool = False
+    running: Sequence[Running], applied: Source, alone: bool = True, in_step: bool = False
 ) -> Prefetch | None:
     """The forward that all these will ask for if they keep what they draw now, where there is one,
     of one model; or, if they are not `alone`, one beside which others can read. `in_step`: the
@@ -183,7 +217,7 @@ class TokenPrefetch(Prefetch):
     def _plans(self) -> list[PlainText]:
         return [plan for one in self.running if (plan := self.plan_of(one)) is not None]
 
-    def batch(self, applied: Applied) -> Batch:
+    def batch(self, applied: Source) -> Batch:
         lanes = [one.lane for one in self.running]
         if self.reading:
             work: list[tuple[int, Plan, int]]
@@ -253,7 +287,7 @@ class ChainPrefetch(Prefetch):
 
     @classmethod
     def guess(cls, running: Sequence[Running], host: Host) -> ChainPrefetch | None:
-        if host.backbone.cost < LEAST_COST or not host.runner.capture_enabled:
+        if not hides_host(host) or not host.runner.capture_enabled:
             return None
         self = cls(host, running)
         self.judged = {}
@@ -279,7 +313,7 @@ class ChainPrefetch(Prefetch):
         )
         return self if host.pool.ensure(pages) else None
 
-    def batch(self, applied: Applied) -> Batch:
+    def batch(self, applied: Source) -> Batch:
         work = []
         for judged in self.judged.values():
             # as if nothing were accepted

@@ -53,6 +53,10 @@ class Running:
     coroutine: DecodingCoroutine
     waits_for: Draw[Any] | Question | None = None
     last_question: Question | None = None  # that was answered
+    alike: int = 0  # drafts in a row, as long as the last and drawn in the same way
+    # In a row, by kind: forwards around drafts that were begun ahead in vain.
+    surprises: dict[type, int] = field(default_factory=dict)
+    _last_draft: tuple[int, float] | None = None
     seq: Canvas = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,12 @@ class Running:
                 self.seq.trace.draft_forwards += 1
             else:
                 self.seq.trace.forwards += 1
+
+    def note_draft(self, asked: Continuation) -> None:
+        """It has had a draft written."""
+        draft = (asked.tokens, asked.temperature)
+        self.alike = self.alike + 1 if draft == self._last_draft else 1
+        self._last_draft = draft
 
     def wait_for(self, draw: Draw[Any]) -> None:
         """The method waits on, now for a draw from what it asked about."""
