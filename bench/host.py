@@ -4,7 +4,8 @@ sequence, with a device that takes no time (`bench/no_device.py`).
     python bench/host.py                             # all methods at batch 1, 8 and 32
     python bench/host.py --methods lookup --profile  # and where the time goes
 
-A step is everything from one verdict to the next. On a GPU every call of torch also costs a launch,
+A step is everything from one verdict to the next; `whole` is microseconds per token of whole
+requests that come at once, from their prompts on. On a GPU every call of torch also costs a launch,
 2 to 10 microseconds, which this device does not have: so calls are counted, too.
 """
 
@@ -101,6 +102,7 @@ class Bench:
         self.steps = 0
         self.written = 0
         self.best = float("inf")
+        self.whole = float("inf")  # seconds per token, from the prompts to the last one
 
     def _models(self) -> tuple[Model, Model | None]:
         context = PROMPT + self.tokens + 64
@@ -150,6 +152,12 @@ class Bench:
 
     def measure(self) -> None:
         self.best = min(self.best, self.run())
+        jobs = self.submit()
+        self.script.seconds = 0.0
+        began = time.thread_time()
+        self.model.engine.run()
+        spent = time.thread_time() - began - self.script.seconds
+        self.whole = min(self.whole, spent / sum(len(one.token_ids) for one in jobs.results()))
 
     def row(self) -> str:
         engine = self.model.engine
@@ -166,7 +174,7 @@ class Bench:
         per_step = self.written / self.steps / self.batch
         return (
             f"{self.method:12} {self.batch:5} {micros:9.0f} {micros / self.batch:9.1f} "
-            f"{calls:7.1f} {per_step:7.2f} {share}"
+            f"{1e6 * self.whole:7.1f} {calls:7.1f} {per_step:7.2f} {share}"
         )
 
 
@@ -194,7 +202,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
-    print("method       batch  us/step  us/sequence  calls  tokens accepted")
+    print("method       batch  us/step  us/sequence  whole  calls  tokens accepted")
     for method in asked.methods:
         for batch in asked.batch:
             bench = Bench(method, batch, asked.max_tokens, asked.temperature)

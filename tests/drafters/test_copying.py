@@ -28,7 +28,7 @@ def test_a_prompt_read_at_once_is_known_as_if_read_token_by_token(length, pieces
     at_once = Copying(ModelOdds(FIRST_ODDS).of_request())
     while not at_once.follow(canvas(tokens, length)):
         pass
-    assert at_once._text == tokens and at_once._after == one_by_one._after
+    assert at_once._text == one_by_one._text == tokens and at_once._bytes == one_by_one._bytes
     if at_once.place:  # what stands before it is what the text ends in
         agrees = at_once.agrees
         assert agrees > 0 and tokens[at_once.place - agrees : at_once.place] == tokens[-agrees:]
@@ -45,3 +45,16 @@ def test_what_is_written_after_a_prompt_is_compared_with_the_copy():
     assert follower.place == 3 and follower.agrees == 3 and not counted
     assert follower.follow(canvas([*prompt, 4, 9], len(prompt)))
     assert counted == [(3, True), (4, False)] and follower.chances(4) == []
+
+
+def test_after_a_pause_only_the_last_tokens_are_learnt_from(monkeypatch):
+    """To look seldom is to look cheaply: what was written meanwhile is searched, not followed."""
+    odds = ModelOdds(FIRST_ODDS).of_request()
+    counted = []
+    odds.count = lambda agrees, right: counted.append((agrees, right))
+    follower = Copying(odds)
+    text = list(range(100, 140)) * 3
+    assert follower.follow(canvas(text, 40, known=41)) and not counted
+    assert follower.follow(canvas(text, 40)) and len(counted) == copying.LEARNT - 1
+    assert all(right for _, right in counted)
+    assert text[follower.place] == 100 and follower.agrees >= copying.LONGEST

@@ -10,6 +10,7 @@ from forerun.engine.company import (
     DEPTHS,
     IDLE,
     LOOKING,
+    PATIENT,
     RARELY,
     SELDOM,
     Company,
@@ -162,7 +163,8 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
                     company.drafts()
         return looked / (count * len(members))
 
-    assert company.is_idle and steps(8, look=1e-5) == 1 / SELDOM
+    assert company.is_idle and steps(SELDOM, look=1e-5) == 1 / SELDOM
+    assert company.patience == 1
     steps(1, look=0.01, drafts=True)
     assert steps(IDLE, look=0.01) == 1.0  # a tenth of every step, while it may still pay
     steps(50, look=0.01)
@@ -170,11 +172,12 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
     often = steps(200, look=0.01)  # 10 look for 0.01 s each: every tenth step is 1 %
     assert 0.08 <= often <= 0.13 and 10 * 0.01 * often <= 1.3 * LOOKING
     steps(100, look=1e-5)
-    assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM, rel=0.1)
+    assert company.patience == PATIENT  # times as many tokens from step to step: as seldom as ever
+    assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM / PATIENT, rel=0.1)
     steps(100, look=10.0)
     assert 1 / steps(640, look=10.0) == pytest.approx(RARELY, rel=0.2)
     steps(1, look=0.01, drafts=True)
-    assert not company.is_idle
+    assert not company.is_idle and company.patience == 1
 
 
 class Written:
@@ -214,3 +217,14 @@ def test_while_somebody_drafts_all_choose_in_every_step():
     company.join(text)
     company.drafts()
     assert company.until_next_choice(text, 16) == 1
+
+
+def test_those_who_come_begin_no_step():
+    """Many may come at once: looks are counted by steps, and a step is one choice of each."""
+    company = Company()
+    members = [Somebody() for _ in range(10)]
+    for one in members:
+        company.join(one)
+        assert company.begins_step(one) and company.step == 0
+    assert [company.begins_step(one) for one in members] == [True, *[False] * 9]
+    assert company.step == 1

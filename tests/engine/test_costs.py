@@ -362,3 +362,20 @@ def test_what_was_lost_around_drafts_is_forgotten_after_a_while():
     for _ in range(costs_file.STALE + 8):
         step(1)
     assert costs.around_drafts == 0.0
+
+
+@pytest.mark.parametrize("reading", [0, 24])
+def test_steps_of_many_sizes_are_those_of_each(reading):
+    """What a batch plans with is found for hundreds of sizes at once."""
+    costs = StepCosts("cuda")
+    costs.curve = {1: 8e-4, 8: 9e-4, 32: 1e-3, 128: 2e-3}
+    costs.meet(Crowd(8, 8))
+    for step in range(40):
+        costs.observe(8, 0, 0, 1.1e-3)
+        costs.observe((9, 40, 41)[step % 3], 1 + step % 2, 0, 2e-3 + 1e-5 * step)
+    costs.observe_around(3e-4)
+    costs.observe_prompts(reading)
+    costs.observe_prompts(reading)
+    many = costs.judged_steps(300)
+    one = [costs._beside_prompts(max(1, n), 1) - costs.each_more for n in range(301)]
+    assert many == pytest.approx(one, rel=1e-12) and len(many) == 301

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from forerun.drafters.base import Draft
+from forerun.drafters.lookup import last_occurrence
 from forerun.drafters.odds import Odds, Trend
 from forerun.sequence.canvas import Canvas
 
@@ -19,6 +22,9 @@ LONGEST = len(FIRST_ODDS) - 1  # agreement that is told apart
 LONGEST_RUN = 3  # tokens of a run that is looked up
 HARDLY = 0.03  # a chance that is not worth a row anywhere
 AT_ONCE = 4096  # tokens that are read in one step, so that a long prompt stops nobody
+PAUSE = 24  # tokens that nobody looked at: after more of them only the last ones are learnt from
+LEARNT = 4
+WIDTH = 4  # bytes of a token
 
 
 class Copying:
@@ -32,7 +38,7 @@ class Copying:
         self.odds = odds
         self._trend = Trend()
         self._text: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where a run was seen last: the place after
+        self._bytes = bytearray()  # of the text: runs are searched for in them
         self.place = 0  # in the text, of the token that comes next if it repeats; 0: nowhere
         self.agrees = 0  # tokens before it that agree
 
@@ -40,50 +46,42 @@ class Copying:
         """Read what was decided since. Has all been read?"""
         start = len(self._text)
         new = seq.tokens[start : min(seq.known, start + AT_ONCE)].tolist()
-        given = max(0, min(seq.blanks[0] - start, len(new)) - 1)  # of the prompt, but for the last
-        self._read_at_once(new[:given])
-        for token in new[given:]:
+        unlearnt = min(seq.blanks[0] - start, len(new)) - 1  # of the prompt, but for the last
+        if len(new) > PAUSE:
+            unlearnt = max(unlearnt, len(new) - LEARNT)
+        self._skip(new[: max(0, unlearnt)])
+        for token in new[max(0, unlearnt) :]:
             self._read(token, learns=len(self._text) >= seq.blanks[0])
         return len(self._text) == seq.known
 
-    def _read_at_once(self, tokens: Sequence[int]) -> None:
+    def _skip(self, tokens: Sequence[int]) -> None:
         """Read tokens of which nothing is learned, without following any copy."""
-        if not tokens:
-            return
-        text = self._text
-        begin = len(text)
-        text += tokens
-        for n in range(1, LONGEST_RUN + 1):
-            ends = range(max(begin + 1, n), len(text) + 1)
-            runs = zip(*(text[ends.start - n + i : len(text) - n + i + 1] for i in range(n)))
-            self._after.update(zip(runs, ends))
-        self.place = 0
-        self.agrees = 0
+        if tokens:
+            self._text += tokens
+            self._bytes += np.array(tokens, "<i4").tobytes()
+            self.place = 0
+            self.agrees = 0
 
     def _read(self, token: int, learns: bool) -> None:
-        text = self._text
         if self.place:
-            right = text[self.place] == token
+            right = self._text[self.place] == token
             if learns:
                 self._trend.count(right, self.odds.chance(self.agrees))
                 self.odds.count(self.agrees, right)
             self.agrees = self.agrees + 1 if right else 0
             self.place = self.place + 1 if right else 0
-        text.append(token)
-        end = len(text)
-        runs = [tuple(text[end - n :]) for n in range(1, min(LONGEST_RUN, end) + 1)]
+        self._text.append(token)
+        self._bytes += token.to_bytes(WIDTH, "little", signed=True)
         if not self.place:
-            self._find(runs)
-        for run in runs:
-            self._after[run] = end
+            self._find()
 
-    def _find(self, runs: Sequence[tuple[int, ...]]) -> None:
-        """The place where the longest of these runs stood last."""
-        for run in reversed(runs):
-            place = self._after.get(run, 0)
-            if place:
-                self.place = place
-                self.agrees = self._agreement(place)
+    def _find(self) -> None:
+        """The place where the longest run of last tokens stood last."""
+        for n in range(min(LONGEST_RUN, len(self._text) - 1), 0, -1):
+            start = last_occurrence(self._bytes, n, WIDTH)
+            if start >= 0:
+                self.place = start + n
+                self.agrees = self._agreement(self.place)
                 return
 
     def _agreement(self, place: int) -> int:

@@ -60,7 +60,7 @@ def continuation(text: np.ndarray, longest: int, k: int) -> list[int]:
     return []
 
 
-def last_occurrence(data: bytes, n: int, width: int) -> int:
+def last_occurrence(data: bytes | bytearray, n: int, width: int) -> int:
     """Where the last n numbers of so many bytes stood last before; -1: nowhere. Searching bytes
     takes a tenth of the time that comparing arrays does."""
     run = data[-n * width :]

@@ -22,9 +22,11 @@ from forerun.sequence.canvas import Canvas
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of drafts by a model, that are considered
 A_FEW = 4  # sequences: for fewer, planning costs each of them more than it is worth in every step
 SELDOM = 4  # steps between two plans then
-IDLE = 16  # steps in which nobody drafts, after which all look at drafts seldom
+IDLE = 16  # tokens of each in which nobody drafts, after which all look at drafts seldom
 LOOKING = 0.01  # share of the time that looking may take then
 RARELY = 64  # steps between two looks at most
+IN_VAIN = 2  # looks of all, after which they wait twice as long before they choose again
+PATIENT = 4  # times as long, at most
 Floats = NDArray[np.float64]
 
 
@@ -71,11 +73,14 @@ class Company:
         self._chose: set[Member] = set()  # in this step
         self._changed = False  # has somebody come since the last plan?
         self._came = False  # and before that?
-        self._drafted = -IDLE - 1  # the last step in which somebody did
+        self._drafted = -2  # the last step in which somebody did
+        self._since = IDLE + 1  # tokens of each since then
+        self._stretch = 1  # tokens that each writes in this step
         self._looks = 0.0  # seconds that went into looking in this step
         self._step_seconds = 1.0
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
+        self._in_vain = 0  # looks of all in a row
 
     @property
     def sequences(self) -> int:
@@ -106,16 +111,24 @@ class Company:
     @property
     def is_idle(self) -> bool:
         """Has nobody drafted for a while, whoever was there?"""
-        return self.step - self._drafted > IDLE
+        return self._since > IDLE
 
     @property
     def is_time_to_look(self) -> bool:
         """All look in the same steps: where drafts pay only together, nobody would begin."""
         return self.step % self._interval == 0
 
+    @property
+    def patience(self) -> int:
+        """How many times as many tokens as usual are written between two choices: the more, the
+        more often all looked in vain. To choose takes time, too."""
+        return int(min(1 << self._in_vain // IN_VAIN, PATIENT))
+
     def drafts(self) -> None:
         """Somebody does in this step."""
         self._drafted = self.step
+        self._since = 0
+        self._in_vain = 0
 
     def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
@@ -124,6 +137,7 @@ class Company:
         tokens = 1
         if self.step - self._drafted > 1:
             tokens = self._left_of_stretch(member) or most
+        self._stretch = max(self._stretch, tokens)
         member.stretch_end = known + tokens
         return tokens
 
@@ -149,21 +163,28 @@ class Company:
         """Set when all look next, by what looking took in the last step: the same for everybody."""
         self._look += 0.5 * (self._looks - self._look)
         self._looks = 0.0
+        self._in_vain += 1
         wanted = self._look / (LOOKING * self._step_seconds)
-        self._interval = int(min(max(SELDOM, wanted), RARELY))
+        self._interval = int(min(max(SELDOM // self.patience, wanted), RARELY))
 
     def draft_seconds_beside(self, member: Member) -> float:
         """How long a draft model works for the others: it serves all of them at once."""
         return max((one.wish.seconds for one in self._members if one is not member), default=0.0)
 
     def begins_step(self, member: Member) -> bool:
-        """Has this one chosen since the last plan, or somebody come?"""
-        begins = self._changed or member in self._chose
+        """Is it time for a plan, since this one has chosen in this step already, or somebody has
+        come? Those who come begin no step of their own: many may come at once, and steps are what
+        looks are counted by."""
+        chooses_again = member in self._chose
+        begins = self._changed or chooses_again
         if begins:
-            self.step += 1
-            self._chose.clear()
             self._came = self._changed
             self._changed = False
+        if chooses_again:
+            self.step += 1
+            self._since += self._stretch
+            self._stretch = 1
+            self._chose.clear()
             if self._looks:
                 self._count_looks()
         self._chose.add(member)

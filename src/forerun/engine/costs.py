@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ LUCKY = 0.9  # share of a draft that is accepted at best
 OUTDATED = 0.5  # a curve of which steps take less than this share
 
 Curve = Mapping[int, float]  # seconds by rows
+S = TypeVar("S", float, np.ndarray)  # seconds, of one step or of many
 
 
 def rows_bucket(rows: int) -> int:
@@ -146,6 +147,7 @@ class StepCosts:
         self._predicted: dict[tuple[int, bool], float] = {}
         self._steps: dict[tuple[int, int], Sequence[float]] = {}
         self._around_now: float | None = None
+        self._ratio_kept: float | None = None
         self._judged = np.zeros(0)  # by rows
         self._worth: dict[int, bool] = {}
 
@@ -252,10 +254,32 @@ class StepCosts:
         """Seconds of steps of 0, 1 and so on up to `most` rows in which somebody drafts, less what
         the host does for each who does."""
         if len(self._judged) <= most:
-            rows = range(most + 1)
-            seconds = [self._beside_prompts(max(1, n), 1) - self.each_more for n in rows]
-            self._judged = np.array(seconds)
+            seconds_N = self._judged_alone(1, most)
+            if self._reading:
+                beside_N = self._judged_alone(1 + self._reading, most) - self._reading_work
+                seconds_N = np.maximum(seconds_N, beside_N)
+            more = self._load(1) * self.each + self.around_drafts - self.each_more
+            self._judged = np.concatenate([seconds_N[:1], seconds_N]) + more
         return self._judged[: most + 1]
+
+    def _judged_alone(self, first: int, count: int) -> np.ndarray:
+        """`_without_drafts` of so many numbers of rows, of steps in which somebody drafts: of
+        hundreds at once, since a batch plans with them."""
+        rows = range(first, first + count)
+        forward_N = np.array([self.forward(n) for n in rows])
+        seconds_N = np.empty(count)
+        begin = 0
+        while begin < count:
+            size = rows_bucket(rows[begin])
+            end = min(size + 1 - first, count)
+            seen = self._usual_of(size, True)
+            part_N = forward_N[begin:end]
+            if seen is None:
+                seconds_N[begin:end] = self._judged_by_curve(self._ratio_now * part_N)
+            else:
+                seconds_N[begin:end] = seen * part_N / self.forward(size)
+            begin = end
+        return seconds_N
 
     def worth_drafting(self, sequences: int) -> bool:
         """Could drafts pay in a batch of so many sequences, if nearly all of them were accepted?
@@ -329,26 +353,44 @@ class StepCosts:
         alone = self._predict(rows, drafting)
         if not self._reading:
             return alone + around
+        beside = self._predict(rows + self._reading, drafting) - self._reading_work
+        return max(alone, beside) + around
+
+    @property
+    def _reading_work(self) -> float:
+        """What it takes to read the prompts that a step reads."""
         plain = max(1, self.crowd.sequences)
-        work = self._predict(plain + self._reading, 0) - self._predict(plain, 0)
-        return max(alone, self._predict(rows + self._reading, drafting) - work) + around
+        return self._predict(plain + self._reading, 0) - self._predict(plain, 0)
 
     def _without_drafts(self, rows: int, judged: bool) -> float:
         """Seconds of such a step, less what the host does for each sequence that drafts."""
-        size = (rows_bucket(rows), judged)
-        if size not in self._usual:
-            self._usual[size] = self._observed[size].typical(self.seen, self.each)
-        seen = self._usual[size]
+        size = rows_bucket(rows)
+        seen = self._usual_of(size, judged)
         if seen is None:
             return self._by_curve(rows, judged)
-        return seen * self.forward(rows) / self.forward(size[0])
+        return seen * self.forward(rows) / self.forward(size)
+
+    def _usual_of(self, size: int, judged: bool) -> float | None:
+        """What steps of a size were observed to take."""
+        key = (size, judged)
+        if key not in self._usual:
+            self._usual[key] = self._observed[key].typical(self.seen, self.each)
+        return self._usual[key]
 
     def _by_curve(self, rows: int, judged: bool) -> float:
         """What the curve says, as much slower or faster as plain steps were of late."""
-        seconds = (self._ratio.typical(self.seen) or 1.0) * self.forward(rows)
-        if not judged:
-            return seconds
-        return JUDGED_SHARE * seconds + JUDGED_SECONDS[self._kind]
+        seconds = self._ratio_now * self.forward(rows)
+        return self._judged_by_curve(seconds) if judged else seconds
+
+    @property
+    def _ratio_now(self) -> float:
+        if self._ratio_kept is None:
+            self._ratio_kept = self._ratio.typical(self.seen) or 1.0
+        return self._ratio_kept
+
+    def _judged_by_curve(self, plain: S) -> S:
+        """Seconds of steps in which somebody drafts, by those of plain ones of as many rows."""
+        return JUDGED_SHARE * plain + JUDGED_SECONDS[self._kind]
 
     def observe(self, rows: int, drafting: int, draft_forwards: int, seconds: float) -> None:
         """A step with a forward of so many rows, in which so many sequences drafted, took so
@@ -401,6 +443,7 @@ class StepCosts:
         self._steps.clear()
         self._worth.clear()
         self._around_now = None
+        self._ratio_kept = None
         self._judged = self._judged[:0]
 
     def observe_pace(self, tokens: int, sequences: int) -> None:
