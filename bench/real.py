@@ -434,9 +434,11 @@ def write_report(runs: list[dict], flags: argparse.Namespace) -> None:
 
 
 def tables_by_name(text: str) -> dict[str, str]:
-    """What stands below each name in bold, the name's line first."""
+    """What stands below each line with a name in bold, by that line without its date: another
+    temperature or batch is another table."""
     found = [part.strip() for part in re.split(r"^(?=\*\*)", text, flags=re.MULTILINE)]
-    return {part.split("**")[1]: part for part in found if part.startswith("**")}
+    named = [part for part in found if part.startswith("**")]
+    return {re.sub(r", \d{4}-\d\d-\d\d$", "", part.split("\n")[0]): part for part in named}
 
 
 if __name__ == "__main__":
