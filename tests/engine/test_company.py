@@ -143,6 +143,8 @@ def test_a_draft_model_reads_as_much_as_fits_beside_a_step():
 
 class Somebody:
     wish = Wish()
+    seq = SimpleNamespace(known=0)
+    stretch_end = 0
 
 
 def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
@@ -171,6 +173,10 @@ def test_where_nobody_drafts_all_look_as_seldom_as_looking_is_dear():
     assert company.is_idle
     often = steps(200, look=0.01)  # 10 look for 0.01 s each: every tenth step is 1 %
     assert 0.08 <= often <= 0.13 and 10 * 0.01 * often <= 1.3 * LOOKING
+    steps(100, look=1e-5)
+    assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM, rel=0.1)
+    assert company.patience == 1
+    company.until_next_choice(members[0], 16)  # where texts go on for a while between two choices
     steps(100, look=1e-5)
     assert company.patience == PATIENT  # times as many tokens from step to step: as seldom as ever
     assert 1 / steps(200, look=1e-5) == pytest.approx(SELDOM / PATIENT, rel=0.1)

@@ -23,9 +23,8 @@ from forerun.sequence.choosing import O
 
 GAIN = 1.03  # a draft must promise so much more than none: estimates are noisy
 GAIN_OF_MANY = 1.06  # in a full batch: whoever drafts does so at the expense of all
-# and where steps are begun ahead: while somebody drafts, all think in every step, and no step is
-# begun before that. On an H200 batches of 8 lost up to 0.4 of their speed by drafts that promised
-# less than this.
+# and where steps are begun ahead: while somebody drafts, all think in every step, and none is begun
+# before that. On an H200 batches of 8 lost up to 0.4 of their speed where few drafted.
 GAIN_IN_STEP = 1.25
 PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
@@ -105,7 +104,8 @@ class BatchChooser:
     def _stretch(self, sequences: int) -> int:
         """Tokens of plain text that all write before they choose again."""
         usual = self.costs.between_choices
-        return usual * self._company.patience if sequences >= MANY else usual
+        patient = sequences >= MANY and self.costs.begins_ahead
+        return usual * self._company.patience if patient else usual
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""

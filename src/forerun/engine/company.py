@@ -25,7 +25,7 @@ SELDOM = 4  # steps between two plans then
 IDLE = 16  # tokens of each in which nobody drafts, after which all look at drafts seldom
 LOOKING = 0.01  # share of the time that looking may take then
 RARELY = 64  # steps between two looks at most
-IN_VAIN = 2  # looks of all, after which they wait twice as long before they choose again
+IN_VAIN = 2  # looks of all, after which they wait once as long more before they choose again
 PATIENT = 4  # times as long, at most
 Floats = NDArray[np.float64]
 
@@ -81,6 +81,7 @@ class Company:
         self._look = 0.0  # and in one in which all look
         self._interval = SELDOM  # steps between two looks where nobody drafts
         self._in_vain = 0  # looks of all in a row
+        self._waits = False  # do texts go on for some tokens before they choose again?
 
     @property
     def sequences(self) -> int:
@@ -122,7 +123,7 @@ class Company:
     def patience(self) -> int:
         """How many times as many tokens as usual are written between two choices: the more, the
         more often all looked in vain. To choose takes time, too."""
-        return int(min(1 << self._in_vain // IN_VAIN, PATIENT))
+        return min(1 + self._in_vain // IN_VAIN, PATIENT) if self._waits else 1
 
     def drafts(self) -> None:
         """Somebody does in this step."""
@@ -133,6 +134,7 @@ class Company:
     def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
         somebody drafts, one."""
+        self._waits = True
         known = member.seq.known
         tokens = 1
         if self.step - self._drafted > 1:
