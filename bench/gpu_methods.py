@@ -191,6 +191,9 @@ def main() -> None:
         methods += [("speculative", {"draft": draft, "k": k}) for k in (2, 4, 7)]
         methods.append(("auto", {"draft": draft}))
     models = dict.fromkeys(arguments.model, ("ar", methods)) or ZOO
+    known = {method for _, listed in models.values() for method, _ in listed}
+    if unknown := sorted(set(arguments.methods or ()) - known):
+        parser.error(f"--methods {' '.join(unknown)}: not raced here; there are {sorted(known)}")
     report = dict(
         device=torch.cuda.get_device_name(),
         torch=torch.__version__,

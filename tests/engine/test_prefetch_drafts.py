@@ -137,6 +137,12 @@ def test_whoever_surprises_twice_is_not_foreseen_any_more(pattern, begun, monkey
     assert {kind for kind, _ in begun} == {"JudgePrefetch", "TokenPrefetch"}
 
 
+def test_models_so_small_that_the_host_takes_longer_are_left_alone(begun, monkeypatch):
+    monkeypatch.setattr(prefetch_file, "LEAST_COST", 5e7)
+    speculate(2)
+    assert not {kind for kind, _ in begun} & {"JudgePrefetch", "DraftPrefetch"}
+
+
 def test_what_has_no_size_is_not_captured_again_and_again(begun, monkeypatch):
     """And what the draft model's slots hold is not thrown away for it."""
     tried = []

@@ -46,11 +46,11 @@ class Copying:
         """Read what was decided since. Has all been read?"""
         start = len(self._text)
         new = seq.tokens[start : min(seq.known, start + AT_ONCE)].tolist()
-        unlearnt = min(seq.blanks[0] - start, len(new)) - 1  # of the prompt, but for the last
+        unlearnt = max(0, min(seq.blanks[0] - start, len(new)) - 1)  # of the prompt, but its last
         if len(new) > PAUSE:
             unlearnt = max(unlearnt, len(new) - LEARNT)
-        self._skip(new[: max(0, unlearnt)])
-        for token in new[max(0, unlearnt) :]:
+        self._skip(new[:unlearnt])
+        for token in new[unlearnt:]:
             self._read(token, learns=len(self._text) >= seq.blanks[0])
         return len(self._text) == seq.known
 

@@ -67,6 +67,11 @@ class PrefetchAroundDraft(Prefetch):
     def _surprises(self, one: Running) -> int:
         return one.surprises.get(type(self), 0)
 
+    def _last_tokens_B1(self) -> Tensor:
+        """Of the texts as the host knows them, on the device."""
+        last = [[int(one.seq.text[-1])] for one in self.running]
+        return to_device(last, torch.long, self.host.device)
+
 
 class JudgePrefetch(PrefetchAroundDraft):
     """The target's forward about a draft of every sequence. All drafts are equally long."""
@@ -81,7 +86,7 @@ class JudgePrefetch(PrefetchAroundDraft):
     def guess(cls, running: Sequence[Running], target: Host, length: int) -> JudgePrefetch | None:
         """Of drafts that are so long."""
         self = cls(target, running, length)
-        if not (hides_host(target) and all(map(self._is_likely, running))):
+        if not all(map(self._is_likely, running)):
             return None
         pages = sum(
             target.memos[one.lane].pages_needed(len(text) - 1, len(text) + length)
@@ -104,8 +109,9 @@ class JudgePrefetch(PrefetchAroundDraft):
             last = len(text) - 1
             work.append((one.lane, PlainText.of(text_and_chain(text, unknown), last), last))
         batch = self.host.batch(work)
-        last_B1 = to_device([[int(text[-1])] for text in self.texts], torch.long, batch.device)
-        tokens_BL = torch.cat([last_B1, applied.column("tokens")[:, : self.length]], 1)
+        tokens_BL = torch.cat(
+            [self._last_tokens_B1(), applied.column("tokens")[:, : self.length]], 1
+        )
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
         return batch
 
@@ -172,9 +178,7 @@ class DraftPrefetch(PrefetchAroundDraft):
         and the one after it."""
         batch = self._rows(2)
         accepted_B = applied.column("accepted").clamp(min=0)
-        last = [[int(one.seq.text[-1])] for one in self.running]
-        last_B1 = to_device(last, torch.long, batch.device)
-        chain_BL = torch.cat([last_B1, self.drafted.tokens_Bk], 1)
+        chain_BL = torch.cat([self._last_tokens_B1(), self.drafted.tokens_Bk], 1)
         accepted_B1 = chain_BL.gather(1, accepted_B[:, None])
         tokens_B2 = torch.cat([accepted_B1, applied.column("token")[:, None]], 1)
         batch.drawn_T = tokens_B2.flatten().clamp_(0, self.host.backbone.vocab - 1)
@@ -248,6 +252,8 @@ def foresee_around_draft(
     running: Sequence[Running], applied: Source, target: Host, drafted: Drafted | None
 ) -> Prefetch | None:
     """What all these will ask after a draft, or after the verdict on one, that is on its way."""
+    if not hides_host(target):
+        return None
     if applied.type is Verdict:
         return None if drafted is None else DraftPrefetch.guess(running, drafted)
     lengths = {_drafted_length(one, target) for one in running}
