@@ -37,6 +37,8 @@ def make_drafter(folder, **changes):
     drafter = FeatureDrafter(DrafterShape(**{**SHAPE, **changes}))
     for weight in drafter.parameters():
         torch.nn.init.normal_(weight, 1.0 if weight.dim() == 1 else 0.0, 0.3)
+    if drafter.shape.draft_vocab:
+        drafter.draft_only(torch.randperm(257)[: drafter.shape.draft_vocab].sort().values)
     network = tiny.build("llama", 0, torch.float32)
     drafters.write_drafter(folder, drafter, network.config, "tiny")
     return drafters.read_drafter(folder, torch.float32), network
@@ -57,8 +59,10 @@ def laws_of_network(drafter, network, text, tokens, temperature):
         x = drafter.blocks(embedded, context, torch.tensor([[len(text) - 1]]))[0, 0]
         rows = x if shape.autoregressive else x[1 : 1 + len(tokens)]
         logits = network.lm_head(rows)
+        kept = drafter.drafted_tokens if shape.draft_vocab else torch.arange(shape.vocab)
         if drafter.markov_head is not None:
-            logits = logits + drafter.markov_head(torch.tensor([text[-1], *tokens[:-1]]))
+            logits[:, kept] += drafter.markov_head(torch.tensor([text[-1], *tokens[:-1]]))
+        logits[:, torch.isin(torch.arange(shape.vocab), kept, invert=True)] = -torch.inf
         logits[:, shape.mask_token] = -torch.inf
         if temperature == 0:
             return torch.nn.functional.one_hot(logits.argmax(-1), shape.vocab).float()
@@ -75,7 +79,14 @@ def last_state(network, text):
     return seen[0]
 
 
-KINDS = [{}, {"markov_rank": 3}, {"autoregressive": True}, {"feature_norms": True}]
+KINDS = [
+    {},
+    {"markov_rank": 3},
+    {"autoregressive": True},
+    {"feature_norms": True},
+    {"draft_vocab": 40},
+    {"draft_vocab": 40, "markov_rank": 3},
+]
 
 
 @pytest.mark.parametrize(

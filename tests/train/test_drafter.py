@@ -1,21 +1,32 @@
 """A drafter that looks into its target learns the target's own text, and stops and goes on."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 import forerun
 from forerun.checkpoints import tiny
+from forerun.checkpoints.drafters import read_drafter
 from forerun.errors import BadOption
 from forerun.train import head_loss as head_loss_file
-from forerun.train.drafter import DrafterRecipe, end_tokens, read_recipe, train_drafter, walk
+from forerun.train.drafter import (
+    DrafterRecipe,
+    KeptFeatures,
+    Texts,
+    end_tokens,
+    read_recipe,
+    train_drafter,
+    walk,
+)
 from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
 from forerun.train.networks import move
-from forerun.train.own_text import GREEDY, TextOptions, make_scripts, write_own_text
+from forerun.train.own_text import GREEDY, OwnText, TextOptions, make_scripts, write_own_text
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}~{% endfor %}"
@@ -144,6 +155,48 @@ def test_a_drafter_learns_goes_on_and_drafts(network, tmp_path):
     model = forerun.load("tiny", lanes=1)
     for one in (folder, tmp_path / "run" / "drafter-8bit"):
         options = dict(max_tokens=24, temperature=0, ignore_eos=True)
+        out = model.generate("abc", method="specdiff", draft=str(one), k=3, **options)
+        assert out.token_ids == model.generate("abc", method="ar", **options).token_ids
+
+
+def test_few_tokens_are_drafted_and_hidden_states_made_once(network, tmp_path, monkeypatch):
+    """The tokens that own text has most of; what is kept is what the target says of each text."""
+    monkeypatch.setattr(KeptFeatures, "room", staticmethod(lambda device: math.inf))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("abc", "def f", "0123")))
+    options = TextOptions(texts=32, longest=48, greedy=1.0, most=6000, seconds=20)
+    recipe = DrafterRecipe(
+        **dict(layers=1, features=2, block=4, markov_rank=4, inner=32, draft_vocab=20),
+        **dict(seconds=2.0, batch=4, anchors=16, learning_rate=1e-2, held_out=4, text=options),
+    )
+    lines = []
+    folder = train_drafter(
+        recipe, network, tiny.tokenizer(), tmp_path, prompts=str(prompts), log=lines.append
+    )
+    assert any("20 tokens are drafted" in line for line in lines)
+    text = OwnText.load(tmp_path / "text.npz")
+    drafter = read_drafter(folder, torch.float32)
+    assert drafter.shape.inner == 32
+    counts = np.bincount(text.tokens[text.marks & 1 > 0], minlength=257)
+    kept = drafter.drafted_tokens.numpy()
+    assert len(set(kept)) == 20
+    assert counts[kept].min() >= np.delete(counts, kept).max()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["draft_vocab_size"] == 20
+    stored = load_file(folder / "model.safetensors")
+    assert stored["t2d"].nonzero()[:, 0].tolist() == (stored["d2t"] + torch.arange(20)).tolist()
+
+    target = FrozenTarget(network, 48)
+    texts = Texts(text, 48, 4, torch.device("cpu"))
+    features = KeptFeatures.of(target, (0, 1), texts, lines.append)
+    for blocks in texts.all_in_order(5):
+        direct = target.features(blocks.tokens_BL, (0, 1))
+        inside_BL = blocks.inside_BAS[:, 0]
+        torch.testing.assert_close(features(blocks)[inside_BL], direct[inside_BL])
+
+    model = forerun.load("tiny", lanes=1)
+    options = dict(max_tokens=24, temperature=0, ignore_eos=True)
+    for one in (folder, tmp_path / "drafter-8bit"):
         out = model.generate("abc", method="specdiff", draft=str(one), k=3, **options)
         assert out.token_ids == model.generate("abc", method="ar", **options).token_ids
 

@@ -39,6 +39,7 @@ class DrafterShape:
     markov_rank: int = 0  # above 0: logits are corrected by the token before (DSpark)
     autoregressive: bool = False  # slots see the tokens before them, not masks (EAGLE)
     feature_norms: bool = False  # a norm for every hidden state before they are fused (EAGLE-3.1)
+    draft_vocab: int = 0  # above 0: only so many of the target's tokens are ever drafted
 
     @property
     def drafted(self) -> int:
@@ -180,7 +181,8 @@ class _Markov(nn.Module):
     def __init__(self, shape: DrafterShape):
         super().__init__()
         self.markov_w1 = nn.Embedding(shape.vocab, shape.markov_rank)
-        self.markov_w2 = nn.Linear(shape.markov_rank, shape.vocab, bias=False)
+        drafted = shape.draft_vocab or shape.vocab
+        self.markov_w2 = nn.Linear(shape.markov_rank, drafted, bias=False)
 
     def forward(self, before: Tensor) -> Tensor:
         return self.markov_w2(self.markov_w1(before))
@@ -188,6 +190,8 @@ class _Markov(nn.Module):
 
 class FeatureDrafter(nn.Module):
     """The trained part of a drafter. What it shares with its target is given to its methods."""
+
+    d2t: Tensor | None  # of every token that may be drafted: its number, less its place here
 
     def __init__(self, shape: DrafterShape):
         super().__init__()
@@ -198,10 +202,24 @@ class FeatureDrafter(nn.Module):
         self.layers = nn.ModuleList([DraftLayer(shape) for _ in range(shape.layers)])
         self.norm = Norm(shape.hidden, shape.eps)
         self.markov_head = _Markov(shape) if shape.markov_rank else None
+        few = torch.zeros(shape.draft_vocab, dtype=torch.long) if shape.draft_vocab else None
+        self.register_buffer("d2t", few)
         self.fc_norms = None
         if shape.feature_norms:
             norms = [Norm(shape.hidden, shape.eps) for _ in range(states)]
             self.fc_norms = nn.ModuleList(norms)
+
+    @property
+    def drafted_tokens(self) -> Tensor | None:
+        """The tokens that it may draft, in the order of its logits; None: all of the target's."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def draft_only(self, tokens: Tensor) -> None:
+        """Say which tokens it may draft."""
+        assert self.d2t is not None, "a drafter of all tokens"
+        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
 
     def fuse(self, features: Tensor) -> Tensor:
         """Hidden states side by side [..., N] as one context vector each [..., E]."""

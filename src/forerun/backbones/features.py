@@ -3,7 +3,7 @@
 The keys and values of context rows are made of what the target's forward left in its own slots, at
 the same places. So a position is projected once, and a draft of many sequences is one forward.
 
-T rows, R rows read, E hidden size, H heads, G key heads, D head size, V vocabulary.
+T rows, R rows read, E hidden size, H heads, G key heads, D head size, V vocabulary, N tokens of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,24 @@ from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.errors import BadCheckpoint
+
+
+class FewTokens:
+    """The target's head for the tokens that a drafter ever drafts; all others are impossible."""
+
+    def __init__(self, target: LeanBackbone, tokens_N: Tensor):
+        self.target = target
+        self.tokens_N = tokens_N
+        head = target.head
+        self.head_EN = head[:, tokens_N].contiguous() if isinstance(head, Tensor) else None
+
+    def unembed(self, x_RE: Tensor) -> Tensor:
+        if self.head_EN is None:  # packed: its columns cannot be had one by one
+            few_RN = self.target.unembed(x_RE)[:, self.tokens_N]
+        else:
+            few_RN = x_RE @ self.head_EN
+        logits_RV = few_RN.new_full((len(few_RN), self.target.vocab), -torch.inf)
+        return logits_RV.index_copy_(1, self.tokens_N, few_RN)
 
 
 class FeatureBackbone(SlottedBackbone):
@@ -50,6 +68,8 @@ class FeatureBackbone(SlottedBackbone):
         self.head_dim = shape.head_dim
         self.cost = float(sum(p.numel() for p in drafter.parameters()))
         self.source: Slots | None = None
+        tokens = drafter.drafted_tokens
+        self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         is_context_T = batch.tokens_T >= self.vocab
@@ -60,7 +80,8 @@ class FeatureBackbone(SlottedBackbone):
         for index, layer in enumerate(self.drafter.stack):
             call = LayerAttention(index, batch, slots, self.head_dim**-0.5)
             x_TE = self._layer(layer, x_TE, fused_TE, rotary, call)
-        return self.target.unembed(self.drafter.norm(x_TE[batch.reads_R]))
+        x_RE = self.drafter.norm(x_TE[batch.reads_R])
+        return self.target.unembed(x_RE) if self._few is None else self._few.unembed(x_RE)
 
     def _features(self, batch: Batch) -> Tensor:
         """The target's hidden states of context rows, side by side; zeros where there are none."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter
 from forerun.drafters.features import KINDS, SUFFIX, is_checkpoint
@@ -24,13 +25,7 @@ from forerun.zoo.storage import SCALE, dequantise, quantise
 
 HOME = ZOO / "drafters"
 WEIGHTS = "model.safetensors"
-SHARED = (
-    "embed_tokens.",
-    "lm_head.",
-    "verifier_",
-    "t2d",
-    "d2t",
-)  # the target's, and its vocabulary
+SHARED = ("embed_tokens.", "lm_head.", "verifier_", "t2d")  # the target's, or told by the rest
 
 
 def write_drafter(
@@ -39,7 +34,12 @@ def write_drafter(
     """A drafter in the layout of `speculators`; `target` is the config of its target."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, weight in drafter.state_dict().items():
+    tokens = drafter.drafted_tokens
+    if tokens is not None and drafter.d2t is not None:
+        tensors["d2t"] = drafter.d2t.cpu()
+        tensors["t2d"] = torch.zeros(drafter.shape.vocab, dtype=torch.bool)
+        tensors["t2d"][tokens.cpu()] = True
+    for name, weight in drafter.named_parameters():
         weight = weight.detach().float().cpu()
         if bits == 8 and weight.dim() == 2:
             tensors[name], tensors[name + SCALE] = quantise(weight)
@@ -58,7 +58,7 @@ def speculators_config(shape: DrafterShape, target: Any, target_name: str) -> di
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "block_size": shape.block,
-        "draft_vocab_size": shape.vocab,
+        "draft_vocab_size": shape.draft_vocab or shape.vocab,
         "mask_token_id": shape.mask_token,
         "aux_hidden_state_layer_ids": [layer + 1 for layer in shape.target_layers],
         "num_target_layers": getattr(target, "num_hidden_layers", None),
@@ -163,7 +163,7 @@ def read_drafter(
     state = {
         name: weight
         for name, weight in dequantise(load_file(folder / WEIGHTS)).items()
-        if not name.startswith(SHARED)
+        if not name.startswith(SHARED) and (name != "d2t" or shape.draft_vocab)
     }
     drafter = FeatureDrafter(shape)
     wrong = drafter.load_state_dict(state, strict=False)
@@ -172,6 +172,11 @@ def read_drafter(
             f"draft={str(folder)!r}: {len(wrong.missing_keys)} weights are missing and "
             f"{len(wrong.unexpected_keys)} have no place "
             f"({', '.join([*wrong.missing_keys, *wrong.unexpected_keys][:3])})."
+        )
+    tokens = drafter.drafted_tokens
+    if tokens is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab:
+        raise BadCheckpoint(
+            f"draft={str(folder)!r}: d2t names tokens that its target does not have."
         )
     return drafter.to(device=device, dtype=dtype).eval()
 
@@ -213,15 +218,16 @@ def _speculators_shape(config: dict[str, Any], folder: Path) -> DrafterShape:
         "confidence head": config.get("enable_confidence_head", False),
         "projector_type": config.get("projector_type", "dflash") != "dflash",
         "markov_head_type": config.get("markov_head_type", "vanilla") != "vanilla",
-        "draft_vocab_size": config["draft_vocab_size"] != layer["vocab_size"],
         "sliding windows": "sliding_attention" in (layer.get("layer_types") or ()),
     }
     found = [name for name, here in unknown.items() if here]
     if found:
         raise BadCheckpoint(f"draft={str(folder)!r} uses what is not read yet: {', '.join(found)}.")
     own = config.get("forerun") or {}
+    drafted = config["draft_vocab_size"]
     return _shape(
         layer,
+        draft_vocab=0 if drafted == layer["vocab_size"] else drafted,
         target_layers=tuple(layer - 1 for layer in config["aux_hidden_state_layer_ids"]),
         block=config["block_size"],
         mask_token=config["mask_token_id"],
@@ -250,6 +256,15 @@ def _shape(layer: dict[str, Any], **given: Any) -> DrafterShape:
     )
 
 
+def _of_all_tokens(drafter: FeatureDrafter, rows_NR: Tensor) -> Tensor:
+    """A row for every token of the target, from those of the tokens that are drafted."""
+    tokens = drafter.drafted_tokens
+    if tokens is None:
+        return rows_NR
+    rows_VR = rows_NR.new_zeros(drafter.shape.vocab, rows_NR.shape[1])
+    return rows_VR.index_copy_(0, tokens, rows_NR)
+
+
 def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
     """How a drafter's blocks are laid out, for a target with so many tokens."""
     shape = drafter.shape
@@ -257,7 +272,7 @@ def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
     if drafter.markov_head is not None:
         head = drafter.markov_head
         before = head.markov_w1.weight.detach()[:vocab]
-        markov = Markov(before, head.markov_w2.weight.detach()[:vocab])
+        markov = Markov(before, _of_all_tokens(drafter, head.markov_w2.weight.detach())[:vocab])
     return Features(
         vocab, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
     )

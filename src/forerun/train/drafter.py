@@ -10,7 +10,7 @@ vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
 from forerun.train.networks import move
 from forerun.train.own_text import (
+    ANSWER,
     CODE,
     GREEDY,
     OwnText,
@@ -58,6 +59,8 @@ class DrafterRecipe:
     markov_dropout: float = 0.2  # share of blocks that learn without the correction
     autoregressive: bool = False
     feature_norms: bool = False
+    inner: int = 0  # width of a layer's middle; 0: the target's
+    draft_vocab: int = 0  # above 0: only the tokens that own text has most of are drafted
     mask_token: int | None = None  # None: a special token that the chat template does not use
     seconds: float = 270.0  # of training
     batch: int = 32  # texts a step
@@ -76,7 +79,8 @@ class DrafterRecipe:
         for name in ("layers", "features", "batch", "anchors", "held_out"):
             check_whole(name, getattr(self, name))
         check_whole("block", self.block, 2)
-        check_whole("markov_rank", self.markov_rank, 0)
+        for name in ("markov_rank", "inner", "draft_vocab"):
+            check_whole(name, getattr(self, name), 0)
         if self.autoregressive and self.markov_rank:
             raise BadOption(
                 f"autoregressive=True sees the tokens before, and markov_rank={self.markov_rank} "
@@ -155,7 +159,7 @@ def shape_of(
     return DrafterShape(
         vocab=config.vocab_size,
         hidden=config.hidden_size,
-        inner=config.intermediate_size,
+        inner=recipe.inner or config.intermediate_size,
         layers=recipe.layers,
         heads=heads,
         key_heads=config.num_key_value_heads,
@@ -168,6 +172,7 @@ def shape_of(
         markov_rank=recipe.markov_rank,
         autoregressive=recipe.autoregressive,
         feature_norms=recipe.feature_norms,
+        draft_vocab=recipe.draft_vocab if recipe.draft_vocab < config.vocab_size else 0,
     )
 
 
@@ -191,6 +196,7 @@ class Blocks:
     tokens_BL: Tensor
     anchors_BA: Tensor
     inside_BAS: Tensor  # does the text reach so far?
+    places_BL: Tensor  # of the tokens in all own text
 
     def tokens(self, slots: int) -> Tensor:
         """The text from every anchor on, [B, A, S]; where it is over, its last token."""
@@ -213,8 +219,6 @@ class Texts:
             "code": (marks & GREEDY > 0) & (marks & CODE > 0),
             "sampled": marks & GREEDY == 0,
         }
-        if len(spans) < 2:
-            raise BadOption("there is too little own text to train on: give it more seconds.")
         order = np.random.default_rng(0).permutation(len(spans))
         kept = np.ones(len(spans), bool)
         self.held_out = {}
@@ -223,6 +227,10 @@ class Texts:
             kept[chosen] = False
             self.held_out[kind] = spans[chosen]
         self.spans = text.apart(spans[kept], np.concatenate([*self.held_out.values()]))
+        if not len(self.spans):
+            raise BadOption(
+                "there is too little own text to train on: give it more seconds, or more prompts."
+            )
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def batch(self, step: int, count: int, anchors: int, slots: int) -> Blocks:
@@ -251,6 +259,20 @@ class Texts:
             self._epoch = (epoch, [batches[i] for i in rng.permutation(steps)])
         return self._epoch[1]
 
+    def all_in_order(self, count: int) -> Iterator[Blocks]:
+        """Every text once, those of like length together, as one block as long as its row."""
+        spans = self.text.spans()
+        spans = spans[np.argsort(spans[:, 1] - spans[:, 0], kind="stable")]
+        for first in range(0, len(spans), count):
+            part = spans[first : first + count]
+            width = self._width(part)
+            yield self.blocks(part, np.zeros((len(part), 1), np.int64), width)
+
+    def _width(self, spans: np.ndarray) -> int:
+        """Of a step's rows, in few sizes."""
+        longest = int((spans[:, 1] - spans[:, 0]).max())
+        return min(self.longest, -(-longest // 64) * 64)
+
     def every_anchor(self, spans: np.ndarray, slots: int) -> Blocks:
         """All anchors of some texts, as many for each: those past its end are void."""
         begins = (spans[:, 2] - spans[:, 0])[:, None]
@@ -259,13 +281,64 @@ class Texts:
 
     def blocks(self, spans: np.ndarray, places: np.ndarray, slots: int) -> Blocks:
         lengths = np.minimum(spans[:, 1] - spans[:, 0], self.longest)
-        width = min(self.longest, -(-int(lengths.max()) // 64) * 64)
+        width = self._width(spans)
         columns = np.minimum(spans[:, :1] + np.arange(width), len(self.text.tokens) - 1)
         tokens = self.text.tokens[columns].astype(np.int64)
         inside = places[..., None] + np.arange(slots) < lengths[:, None, None]
         places = np.minimum(places, width - 1)
-        parts = (torch.from_numpy(x).to(self.device) for x in (tokens, places, inside))
+        arrays = (tokens, places, inside, columns)
+        parts = (torch.from_numpy(x).to(self.device) for x in arrays)
         return Blocks(*parts)
+
+
+class KeptFeatures:
+    """Hidden states of all own text, made once: every text is seen many times. Where they do not
+    fit, they are made for each step."""
+
+    def __init__(self, target: FrozenTarget, layers: Sequence[int], kept_TN: Tensor | None):
+        self.target = target
+        self.layers = layers
+        self.kept_TN = kept_TN
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, target: FrozenTarget, layers: Sequence[int], texts: Texts, log: Log
+    ) -> KeptFeatures:
+        began = time.perf_counter()
+        weights = target.weights
+        shape = (len(texts.text.tokens), len(layers) * weights.hidden_size)
+        size = shape[0] * shape[1] * weights.dtype.itemsize
+        if size > cls.room(weights.device):
+            return cls(target, layers, None)
+        # zeros, since what a block must not see is still multiplied by nothing
+        self = cls(target, layers, torch.zeros(shape, dtype=weights.dtype, device=weights.device))
+        for blocks in texts.all_in_order(TEXTS_SORTED):
+            self._keep(blocks)
+        seconds = time.perf_counter() - began
+        log(f"hidden states of {shape[0]:,} tokens: {size / 2**30:.0f} GiB, {seconds:.0f} s")
+        return self
+
+    @staticmethod
+    def room(device: torch.device) -> float:
+        """Bytes that they may take."""
+        if device.type != "cuda":
+            return 0.0
+        torch.cuda.empty_cache()  # of what own text was written with
+        return 0.6 * torch.cuda.mem_get_info(device)[0]
+
+    def _keep(self, blocks: Blocks) -> None:
+        """Of whole texts; what lies behind a text in its row is another text's."""
+        assert self.kept_TN is not None
+        found_BLN = self.target.features(blocks.tokens_BL, self.layers)
+        within_BL = blocks.inside_BAS[:, 0]
+        self.kept_TN[blocks.places_BL[within_BL]] = found_BLN[within_BL]
+
+    def __call__(self, blocks: Blocks) -> Tensor:
+        """Of the texts of a step, [B, L, N]."""
+        if self.kept_TN is None:
+            return self.target.features(blocks.tokens_BL, self.layers)
+        return self.kept_TN[blocks.places_BL]
 
 
 class DrafterRun:
@@ -291,12 +364,32 @@ class DrafterRun:
         torch.manual_seed(recipe.seed)
         self.texts = Texts(text, recipe.text.longest, recipe.held_out, self.device)
         self.drafter = FeatureDrafter(shape).to(self.device)
+        self._choose_tokens(text)
+        self._features = KeptFeatures.of(target, shape.target_layers, self.texts, log)
         self._begin_weights()
         self.optimiser = self._optimiser()
         self.step = 0
         self.anchors = 0
         self.elapsed = 0.0
         self._restore()
+
+    def _choose_tokens(self, text: OwnText) -> None:
+        """Which tokens are drafted, the head's part for them, and the place of each token."""
+        self.head_EV = self.target.head_EV
+        self.place_V: Tensor | None = None  # -1: never drafted
+        self.mask_place = self.shape.mask_token
+        if not self.shape.draft_vocab:
+            return
+        counts = np.bincount(text.tokens[text.marks & ANSWER > 0], minlength=self.shape.vocab)
+        often = np.argsort(-counts, kind="stable")[: self.shape.draft_vocab]
+        kept = torch.from_numpy(np.sort(often)).to(self.device)
+        self.drafter.draft_only(kept)
+        self.head_EV = self.head_EV[:, kept].contiguous()
+        self.place_V = torch.full((self.shape.vocab,), -1, device=self.device)
+        self.place_V[kept] = torch.arange(len(kept), device=self.device)
+        self.mask_place = int(self.place_V[self.shape.mask_token])
+        share = counts[often].sum() / max(1, counts.sum())
+        self.log(f"{len(kept):,} tokens are drafted: {share:.2%} of own text")
 
     def _optimiser(self) -> torch.optim.AdamW:
         recipe = self.recipe
@@ -319,7 +412,7 @@ class DrafterRun:
             return
         with torch.no_grad():
             blocks = self.texts.batch(0, min(8, self.recipe.batch), 1, 1)
-            features = self.target.features(blocks.tokens_BL, self.shape.target_layers)
+            features = self._features(blocks)
             sizes = features[:, 1:].float().unflatten(-1, (-1, self.shape.hidden))
             sizes = sizes.square().mean(-1).sqrt().flatten(0, 1).median(0).values
             columns = sizes.repeat_interleave(self.shape.hidden)
@@ -380,7 +473,10 @@ class DrafterRun:
         rows = x_BASE[:, :, :-1] if self.shape.autoregressive else x_BASE[:, :, 1:]
         rows = rows.reshape(-1, self.shape.hidden)
         markov = self._markov(tokens[..., :-1]) if self.drafter.markov_head is not None else None
-        loss = head_loss(rows, self.target.head_EV, labels, weights, markov)
+        labels = self._places(labels)
+        weights = weights * (labels >= 0)
+        labels = labels.clamp(min=0)
+        loss = head_loss(rows, self.head_EV, labels, weights, markov)
         return loss / weights.sum().clamp(min=1)
 
     def _markov(self, before_BAS: Tensor) -> tuple[Tensor, Tensor]:
@@ -394,7 +490,7 @@ class DrafterRun:
     def hidden(self, blocks: Blocks, tokens_BAS: Tensor) -> Tensor:
         """Hidden states of the blocks, [B, A, S, E]."""
         with torch.no_grad():
-            features = self.target.features(blocks.tokens_BL, self.shape.target_layers)
+            features = self._features(blocks)
         block = tokens_BAS
         if not self.shape.autoregressive:
             block = torch.full_like(tokens_BAS, self.shape.mask_token)
@@ -430,14 +526,20 @@ class DrafterRun:
         count = torch.zeros_like(blocks.anchors_BA)
         for slot in range(1, slots):
             row = x_BASE[:, :, slot - 1 if self.shape.autoregressive else slot]
-            logits = row @ self.target.head_EV
+            logits = row @ self.head_EV
             if corrected and self.drafter.markov_head is not None:
                 # where all before agree, the drafted token before is the text's
                 logits = logits + self.drafter.markov_head(tokens[..., slot - 1]).to(self.dtype)
-            logits[..., self.shape.mask_token] = -torch.inf
-            agree = agree & (logits.argmax(-1) == tokens[..., slot]) & blocks.inside_BAS[..., slot]
+            if self.mask_place >= 0:
+                logits[..., self.mask_place] = -torch.inf
+            wanted = self._places(tokens[..., slot])
+            agree = agree & (logits.argmax(-1) == wanted) & blocks.inside_BAS[..., slot]
             count += agree
         return count
+
+    def _places(self, tokens: Tensor) -> Tensor:
+        """Of tokens among those that are drafted."""
+        return tokens if self.place_V is None else self.place_V[tokens]
 
     def _measure_and_save(self, losses: list[Tensor]) -> None:
         if not losses:
