@@ -39,8 +39,8 @@ def write_drafter(
         tensors["d2t"] = drafter.d2t.cpu()
         tensors["t2d"] = torch.zeros(drafter.shape.vocab, dtype=torch.bool)
         tensors["t2d"][tokens.cpu()] = True
-    for name, weight in drafter.named_parameters():
-        weight = weight.detach().float().cpu()
+    for name, parameter in drafter.named_parameters():
+        weight = parameter.detach().float().cpu()
         if bits == 8 and weight.dim() == 2:
             tensors[name], tensors[name + SCALE] = quantise(weight)
         else:

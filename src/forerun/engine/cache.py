@@ -263,6 +263,11 @@ class Memo:
         self._held = rows
         self._causal = rows
 
+    def keep_at_most(self, rows: int) -> None:
+        """Of any rows, note that those behind the first so many are written over."""
+        self._held = min(self._held, rows)
+        self._causal = min(self._causal, rows)
+
     def forget(self) -> None:
         self._held = 0
         self._causal = 0

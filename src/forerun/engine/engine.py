@@ -685,6 +685,8 @@ class Engine:
         first = 0
         for one, question in zip(served, questions):
             one.last_question = question
+            if question.drafting and host_of(one).looks_into is not None:
+                one.looked = question
             answer: list[Tensor | BlankLaws] = []
             begin = first
             logprobs = question.seq.logprobs.wanted and not question.drafting

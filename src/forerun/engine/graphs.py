@@ -40,6 +40,7 @@ from forerun.engine.pack import (
     TILE_COUNTS,
     TILE_ROWS,
     Batch,
+    Moved,
     Tiles,
     make_tiles,
     round_up,
@@ -167,6 +168,27 @@ class StaticBatch(Batch):
         starts_T = self.table.on_device[self._pages_T + self.positions_T // size]
         torch.add(starts_T, self.positions_T % size, out=self.slots_T)
 
+    def _move(self, batch: Batch, moved: Moved, tiles: int) -> None:
+        """Move rows on, as far as only the device knows. All that they see moves with them."""
+        rows = len(batch.slots)
+        # intervals of plain text are empty, and stay where they are
+        seen = HORIZON if batch.is_plain_text else HI
+        self._rows_7T[POSITION : seen + 1, :rows] += moved.of_rows(rows)
+        self._find_slots()
+        self._bounds_6N[3:, :tiles] += moved.of_rows(tiles)
+        if batch.source_table is not None:
+            self._find_sources(batch.source_table, rows)
+
+    def _find_sources(self, table: PageTable, rows: int) -> None:
+        """Find where another model keeps what rows are made of, at the positions that they have
+        now."""
+        sources_T, positions_T = self.sources_T[:rows], self.positions_T[:rows]
+        pages_T = self._pages_T[:rows] // self.table.per_lane * table.per_lane
+        starts_T = table.on_device[pages_T + positions_T // table.size]
+        found_T = starts_T + positions_T % table.size
+        made_of_nothing_T = sources_T == table.scratch_slot
+        sources_T.copy_(torch.where(made_of_nothing_T, sources_T, found_T))
+
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         if self._copied is not None:
             self._copied.synchronize()  # the last replay's integers may still be on their way
@@ -189,10 +211,7 @@ class StaticBatch(Batch):
         if batch.drawn_T is not None:
             self.tokens_T[: len(batch.drawn_T)] = batch.drawn_T
         if batch.moved is not None:
-            on_T = batch.moved.of_rows(rows)
-            self._rows_7T[POSITION : HORIZON + 1, :rows] += on_T
-            self._find_slots()
-            self._bounds_6N[3:, : tiles.count] += batch.moved.of_rows(tiles.count)
+            self._move(batch, batch.moved, tiles.count)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 

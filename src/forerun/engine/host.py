@@ -156,10 +156,7 @@ class Host:
             end = plan.length
             self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
         self.slots.table.to_device()
-        batch = Batch(work, self.slots.table, self.device)
-        if self.looks_into is not None:
-            batch.sources = self.looks_into.feature_slots(batch.segments)
-        return batch
+        return self._with_sources(Batch(work, self.slots.table, self.device))
 
     def next_rows(
         self,
@@ -173,9 +170,16 @@ class Host:
             if not memo.owns(length - 1):
                 memo.claim(length - 1, length)
         self.slots.table.to_device()
-        batch = NextRows(lanes, lengths, self.slots.table, self.device, make_plans)
+        return self._with_sources(
+            NextRows(lanes, lengths, self.slots.table, self.device, make_plans)
+        )
+
+    def _with_sources(self, batch: Batch) -> Batch:
+        """Say where the hidden states lie that rows are made of, if they are."""
         if self.looks_into is not None:
             batch.sources = self.looks_into.feature_slots(batch.segments)
+            batch.source_table = self.looks_into.slots.table
+            batch.source_table.to_device()
         return batch
 
     def ask_features(self, layers: Sequence[int]) -> None:

@@ -73,8 +73,9 @@ class Batch:
     moved: Moved | None = None
     is_plain_text = False  # does every row see itself and all before it, and nothing else?
     # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
-    # row is made of nothing.
+    # row is made of nothing. And where its lanes live.
     sources: np.ndarray | None = None
+    source_table: PageTable | None = None
 
     def __init__(
         self,

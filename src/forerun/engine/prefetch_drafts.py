@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from forerun.probability.outcomes import Tokens, Verdict
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Continuation, Question, Written
-from forerun.sequence.rows import PlainText, Plan, text_and_chain
+from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
 
 ALIKE = 2  # drafts in a row, before the next one is taken for another such
 SURPRISES = 2  # in a row, after which a sequence is not foreseen any more
@@ -66,6 +67,15 @@ class PrefetchAroundDraft(Prefetch):
 
     def _surprises(self, one: Running) -> int:
         return one.surprises.get(type(self), 0)
+
+    def _prepare_or_capture(self, batch: Batch) -> bool:
+        """Can it begin? If not, the next such one can, where it can be captured."""
+        if super().prepare(batch):
+            return True
+        if self.host.runner.can_capture(batch):
+            self.begin()  # what the draft model's slots hold of the last draft is lost on this
+            self.host.runner.capture_unmoved(batch)
+        return False
 
     def _last_tokens_B1(self) -> Tensor:
         """Of the texts as the host knows them, on the device."""
@@ -201,14 +211,7 @@ class DraftPrefetch(PrefetchAroundDraft):
         return self.host.batch(work, ahead=self._ahead + 1 - count)
 
     def prepare(self, batch: Batch) -> bool:
-        if self.program is None:
-            return False
-        if super().prepare(batch):
-            return True
-        if self.host.runner.can_capture(batch):
-            self.begin()  # what the draft model's slots hold of the last draft is lost on this
-            self.host.runner.capture_unmoved(batch)
-        return False
+        return self.program is not None and self._prepare_or_capture(batch)
 
     def begin(self) -> None:
         for one in self.running:
@@ -248,6 +251,108 @@ class DraftPrefetch(PrefetchAroundDraft):
         return self.written.only([self._number[one] for one in served])
 
 
+class LookPrefetch(PrefetchAroundDraft):
+    """The next block of a drafter that looks into its target, for every sequence, as far on as the
+    last draft is accepted. Before a block the hidden states of as many tokens as may be new are
+    projected: those that were before come out as they did. All drafts are equally long."""
+
+    drafting = True
+
+    def __init__(self, host: Host, running: Sequence[Running], last: Sequence[Question]):
+        super().__init__(host, running)
+        self.last = last  # the question about the last block of each
+        self.drafted = last[0].plan.read_count
+        self.rows_of = dict.fromkeys(running, self.drafted)
+        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+
+    @classmethod
+    def guess(cls, running: Sequence[Running]) -> LookPrefetch | None:
+        last = [one.looked for one in running if one.looked is not None]
+        if len(last) < len(running) or len({(q.host, q.plan.read_count) for q in last}) > 1:
+            return None
+        host = last[0].host
+        assert isinstance(host, Host)
+        self = cls(host, running, last)
+        if not all(map(self._is_likely, running, last)):
+            return None
+        pages = sum(
+            host.memos[one.lane].pages_needed(one.seq.known - self._new, self._end(question))
+            for one, question in zip(running, last)
+        )
+        return self if host.pool.ensure(pages) else None
+
+    @property
+    def _new(self) -> int:
+        """The most tokens of context that may be new: the last one, and those of the draft."""
+        return self.drafted + 1
+
+    def _end(self, last: Question) -> int:
+        """The slots that the next block may reach."""
+        return last.plan.length + self._new
+
+    def _is_likely(self, one: Running, last: Question) -> bool:
+        """Was the last draft of its text judged, and will there be another one as long?"""
+        known = one.seq.known
+        fits = self._new <= known and self._end(last) <= min(self.host.room, self.host.most_rows)
+        goes_on = one.seq.remaining > 2 * self._new
+        asked = last.plan.stored == known - 1 and len(_judged_tokens(one)) <= self.drafted
+        return fits and goes_on and asked and self._surprises(one) < SURPRISES
+
+    def batch(self, applied: Source) -> Batch:
+        work: list[tuple[int, Plan, int]] = []
+        for one, last in zip(self.running, self.last):
+            start = one.seq.known - self._new
+            work.append((one.lane, one_longer(last.plan, self.host.backbone.vocab), start))
+        batch = self.host.batch(work, ahead=self.drafted)
+        tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
+        tokens_BL = tokens_BL.view(len(self.running), -1)
+        tokens_BL[:, self._new] = applied.column("token").clamp(0, self.host.backbone.vocab - 1)
+        batch.drawn_T = tokens_BL.flatten()
+        batch.moved = Moved(applied.column("accepted").clamp(min=0), self.drafted)
+        return batch
+
+    def prepare(self, batch: Batch) -> bool:
+        return self._prepare_or_capture(batch)
+
+    def begin(self) -> None:
+        for one in self.running:
+            self.host.memos[one.lane].keep_at_most(one.seq.known - self._new)
+
+    def learn(self, answers: Sequence[object]) -> None:
+        for one, answer in zip(self.running, answers, strict=True):
+            if isinstance(answer, Verdict):
+                length = one.seq.known + answer.accepted + 1
+                self._expected[one] = (length, answer.token)
+
+    def matches(self, one: Running) -> bool:
+        """Of a text that only grows, its length and its last token tell."""
+        asked = one.waits_for
+        if not isinstance(asked, Question) or asked.host is not self.host:
+            return False
+        expected = self._expected.get(one)
+        text = one.seq.text
+        same_text = expected == (len(text), int(text[-1])) and asked.plan.stored == len(text) - 1
+        return same_text and asked.plan.read_count == self.drafted
+
+    def ran(self, one: Running) -> None:
+        asked = one.waits_for
+        assert isinstance(asked, Question)
+        plan = asked.plan
+        self.host.memos[one.lane].ran(plan, plan.stored - self._new)
+        one.surprises[type(self)] = 0
+
+
+def one_longer(plan: Plan, vocab: int) -> Plan:
+    """What is asked of a drafter that looks into its target when the text is one token longer."""
+    context = plan.stored
+    rows = np.empty((5, plan.length + 1), np.int32)
+    rows[:, :context] = plan.rows[:, :context]
+    rows[:, context] = (vocab, context, 0, context, context + 1)  # a row of context sees itself
+    rows[:, context + 1 :] = plan.rows[:, context:]
+    rows[POSITION:, context + 1 :] += 1
+    return Plan(rows, [read + 1 for read in plan.reads], stored=context + 1)
+
+
 def foresee_around_draft(
     running: Sequence[Running], applied: Source, target: Host, drafted: Drafted | None
 ) -> Prefetch | None:
@@ -255,7 +360,9 @@ def foresee_around_draft(
     if not hides_host(target):
         return None
     if applied.type is Verdict:
-        return None if drafted is None else DraftPrefetch.guess(running, drafted)
+        if drafted is not None:
+            return DraftPrefetch.guess(running, drafted)
+        return LookPrefetch.guess(running)
     lengths = {_drafted_length(one, target) for one in running}
     length = lengths.pop()
     return None if lengths or not length else JudgePrefetch.guess(running, target, length)

@@ -1,0 +1,180 @@
+"""What is begun ahead of a verdict, with a drafter that looks into its target, changes only speed:
+its next block, as far on as the last draft will be accepted."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import forerun
+from forerun.backbones.features import FeatureBackbone
+from forerun.backbones.lean import LeanBackbone
+from forerun.drafters.features import FeaturesDrafter
+from forerun.engine import graphs, prefetch_drafts
+from forerun.engine.engine import Engine
+from forerun.engine.prefetch_drafts import LookPrefetch
+from tests.drafters.test_features import make_drafter
+from tests.engine import test_prefetch_drafts
+from tests.helpers import PROMPTS, stepped
+
+begun = test_prefetch_drafts.begun  # a fixture
+said = test_prefetch_drafts.said
+
+LONG = [[*prompt, *range(20, 27)] for prompt in PROMPTS[:3]]  # longer than a draft
+SAMPLINGS = {
+    "greedy": dict(temperature=0),
+    "sampled": dict(temperature=1.0, seed=5),
+    "told": dict(temperature=1.0, logprobs=2, stop=["e"], seed=3),
+    "now longer, now shorter": dict(temperature=1.0, adapt=True, k=4, seed=2),
+}
+KINDS = {
+    "by token": dict(markov_rank=3, draft_vocab=200),
+    "at once": dict(feature_norms=True),
+}
+
+
+@pytest.fixture
+def agreeing(monkeypatch):
+    """Target and drafter both like the same token at a position, so that about half of a draft is
+    accepted; all else that they say is their own."""
+
+    def liking(forward, later):
+        def liked(self, batch, slots):
+            logits_RV = forward(self, batch, slots)
+            tokens_R = (batch.positions_T[batch.reads_R] + later) * 7 % 200
+            bonus_R1 = torch.full((len(tokens_R), 1), 10.0, dtype=logits_RV.dtype)
+            return logits_RV.scatter_add(1, tokens_R[:, None], bonus_R1)
+
+        return liked
+
+    monkeypatch.setattr(LeanBackbone, "forward", liking(LeanBackbone.forward, 1))
+    monkeypatch.setattr(FeatureBackbone, "forward", liking(FeatureBackbone.forward, 0))
+
+
+@pytest.fixture(autouse=True)
+def adapted(monkeypatch):
+    """Drafts that adapt are now longer and now shorter."""
+    length = "forerun.drafters.features.adaptive_length"
+    monkeypatch.setattr(length, lambda seq, k: min(k, 2 + seq.known % 3 // 2))
+
+
+@pytest.fixture
+def drafts(monkeypatch):
+    """All drafts and their laws, by text, of one run after the other."""
+    noted = []
+    propose = FeaturesDrafter.propose
+
+    async def note(self, seq, k):
+        draft = await propose(self, seq, k)
+        noted.append((seq.text.tolist(), list(draft.tokens), draft.q))
+        return draft
+
+    monkeypatch.setattr(FeaturesDrafter, "propose", note)
+    return noted
+
+
+def decode(folder, lanes, prompts=LONG, **options):
+    m = forerun.load("tiny:llama", lanes=lanes, max_context=128, graphs=True)
+    how = dict(method="specdiff", draft=str(folder), k=3, max_tokens=40, ignore_eos=True)
+    return m, m.generate(prompts, raise_errors=True, **{**how, **options})
+
+
+def drafted_alike(one, other):
+    for (text, tokens, q), (same_text, same_tokens, same_q) in zip(one, other, strict=True):
+        assert (text, tokens) == (same_text, same_tokens)
+        if q is not None:
+            torch.testing.assert_close(q.clone(), same_q.clone(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("sampling", list(SAMPLINGS))
+def test_going_ahead_changes_only_speed(
+    kind, sampling, lanes, begun, agreeing, drafts, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, **KINDS[kind])
+    _, went = decode(tmp_path, lanes, **SAMPLINGS[sampling])
+    assert {"JudgePrefetch", "LookPrefetch"} <= {name for name, _ in begun}
+    ahead = drafts.copy()
+    drafts.clear()
+    monkeypatch.setattr(Engine, "prefetches", False)
+    _, waited = decode(tmp_path, lanes, **SAMPLINGS[sampling])
+    assert said(went) == said(waited)
+    assert sum(r.stats.forwards for r in went) < 0.8 * sum(len(r.token_ids) for r in went)
+    drafted_alike(sorted(ahead, key=str), sorted(drafts, key=str))
+
+
+def test_nearly_every_step_of_a_whole_batch_begins_ahead(begun, agreeing, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    _, results = decode(tmp_path, 3, prompts=[LONG[0]] * 3, temperature=0)
+    steps = min(r.stats.forwards for r in results)
+    assert begun.count(("LookPrefetch", 3)) >= steps - 6, (steps, begun)
+
+
+def test_who_joins_in_the_midst_changes_nothing(begun, agreeing, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    _, alone = decode(tmp_path, 1)
+    m = forerun.load("tiny:llama", lanes=3, max_context=128, graphs=True)
+    stepped(m)
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=40, ignore_eos=True)
+    jobs = []
+    for prompt in LONG:
+        jobs.append(m.submit(prompt, **how))
+        for _ in range(9):
+            m.engine.step()
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == [r.token_ids for r in alone]
+
+
+def test_a_short_text_is_not_begun_ahead(begun, agreeing, tmp_path):
+    """There are not as many tokens as might be new."""
+    make_drafter(tmp_path)
+    _, [went] = decode(tmp_path, 1, prompts=[[5]], max_tokens=3)
+    assert len(went.token_ids) == 3
+    assert "LookPrefetch" not in {name for name, _ in begun}
+
+
+def still(self, batch, moved, tiles):
+    """Moves rows, but not the intervals that they see."""
+    rows = len(batch.slots)
+    self._rows_7T[1:3, :rows] += moved.of_rows(rows)
+    self._find_slots()
+    self._bounds_6N[3:, :tiles] += moved.of_rows(tiles)
+    self._find_sources(batch.source_table, rows)
+
+
+MUTANTS = {
+    "intervals stay": lambda patch: patch.setattr(
+        graphs.StaticBatch, "_move", lambda *a: still(*a) if a[1].source_table else MOVE(*a)
+    ),
+    "sources stay": lambda patch: patch.setattr(
+        graphs.StaticBatch, "_find_sources", lambda *a: None
+    ),
+    "one token of context too few": lambda patch: patch.setattr(
+        LookPrefetch, "_new", property(lambda self: self.drafted)
+    ),
+    "as if nothing were accepted": lambda patch: patch.setattr(
+        prefetch_drafts, "Moved", lambda steps_B, most: graphs.Moved(0 * steps_B, most)
+    ),
+    "however many tokens are asked for": lambda patch: patch.setattr(
+        LookPrefetch, "matches", lambda self, one: one.waits_for.host is self.host
+    ),
+}
+MOVE = graphs.StaticBatch._move
+
+
+@pytest.mark.parametrize("mutant", list(MUTANTS))
+def test_its_mutants_are_caught(mutant, begun, agreeing, drafts, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    monkeypatch.setattr(Engine, "prefetches", False)
+    sampling = SAMPLINGS["now longer, now shorter" if "many" in mutant else "sampled"]
+    decode(tmp_path, 3, **sampling)
+    right = drafts.copy()
+    drafts.clear()
+    monkeypatch.setattr(Engine, "prefetches", True)
+    MUTANTS[mutant](monkeypatch)
+    with pytest.raises(
+        (AssertionError, ValueError, RuntimeError, IndexError, forerun.ForerunError)
+    ):
+        decode(tmp_path, 3, **sampling)
+        drafted_alike(sorted(right, key=str), sorted(drafts, key=str))
