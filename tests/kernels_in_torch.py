@@ -20,8 +20,11 @@ def swiglu(gate_up_T2I):
 def rotate_and_keep(layer, qkv_TN, rotary, batch, slots):
     groups, dim = slots.flat(layer)[0].shape[1:]
     x_THD = qkv_TN.unflatten(-1, (-1, dim))
-    assert rotary.q_norm_D is None
     k_and_q = x_THD[:, :-groups]
+    if rotary.q_norm_D is not None:
+        weights = (rotary.q_norm_D, rotary.k_norm_D)
+        parts = zip(k_and_q.split([k_and_q.shape[1] - groups, groups], 1), weights)
+        k_and_q = torch.cat([norm(x, weight, rotary.eps) for x, weight in parts], 1)
     cos, sin = (table[batch.positions_T][:, None] for table in (rotary.cos_CD, rotary.sin_CD))
     rotated = k_and_q * cos + k_and_q.roll(dim // 2, -1) * sin
     slots.write(layer, batch.slots_T, rotated[:, -groups:], x_THD[:, -groups:])

@@ -8,16 +8,20 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, V vocabul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.backbones.attention import LayerAttention, attend
 from forerun.backbones.dflash import DraftLayer, FeatureDrafter, Rotation
 from forerun.backbones.lean import LeanBackbone
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
-from forerun.engine.pack import Batch
+from forerun.engine.pack import Batch, Tiles
 from forerun.errors import BadCheckpoint
 
 
@@ -27,22 +31,63 @@ class FewTokens:
     def __init__(self, target: LeanBackbone, tokens_N: Tensor):
         self.target = target
         self.tokens_N = tokens_N
-        head = target.head
-        self.head_EN = head[:, tokens_N].contiguous() if isinstance(head, Tensor) else None
+        # Of a packed one columns cannot be had one by one. Rows lie as kernels read them.
+        self.head_EN: Tensor | None = None
+        if isinstance(target.head, Tensor):
+            self.head_EN = target.head.t()[tokens_N].contiguous().t()
 
     def unembed(self, x_RE: Tensor) -> Tensor:
-        if self.head_EN is None:  # packed: its columns cannot be had one by one
-            few_RN = self.target.unembed(x_RE)[:, self.tokens_N]
-        else:
-            few_RN = x_RE @ self.head_EN
-        logits_RV = few_RN.new_full((len(few_RN), self.target.vocab), -torch.inf)
-        return logits_RV.index_copy_(1, self.tokens_N, few_RN)
+        if self.head_EN is None:
+            return self.spread(self.target.unembed(x_RE)[:, self.tokens_N])
+        return self.spread(x_RE @ self.head_EN)
+
+    def spread(self, logits_RN: Tensor) -> Tensor:
+        """Over all tokens."""
+        logits_RV = logits_RN.new_full((len(logits_RN), self.target.vocab), -torch.inf)
+        return logits_RV.index_copy_(1, self.tokens_N, logits_RN)
+
+
+class KernelLayer(NamedTuple):
+    """The weights of a draft layer as kernels take them: matrices [in, out], joined where they are
+    multiplied by the same rows."""
+
+    norm_attn: Tensor
+    qkv: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    out: Tensor
+    norm_mlp: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, layer: DraftLayer) -> KernelLayer:
+        attn, mlp = layer.self_attn, layer.mlp
+        return cls(
+            norm_attn=layer.input_layernorm.weight,
+            qkv=_joined([attn.q_proj, attn.k_proj, attn.v_proj]),
+            q_norm=attn.q_norm.weight,
+            k_norm=attn.k_norm.weight,
+            out=attn.o_proj.weight.t(),
+            norm_mlp=layer.post_attention_layernorm.weight,
+            gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
+            down=mlp.down_proj.weight.t(),
+        )
+
+
+def _joined(parts: Sequence[nn.Linear]) -> Tensor:
+    """Matrices side by side; from now on they live in one memory."""
+    joined = torch.cat([part.weight.detach() for part in parts])
+    for part, rows in zip(parts, joined.split([len(part.weight) for part in parts])):
+        part.weight.data = rows
+    return joined.t()
 
 
 class FeatureBackbone(SlottedBackbone):
     """Embedding and head are the target's. `source` is where the target keeps hidden states."""
 
     capturable = True
+    has_fixed_kernels = True
 
     def __init__(self, drafter: FeatureDrafter, target: LeanBackbone, name: str = "drafter"):
         shape = drafter.shape
@@ -62,6 +107,7 @@ class FeatureBackbone(SlottedBackbone):
         self.context = target.context
         self.device = target.device
         self.dtype = target.dtype
+        self.deterministic = target.deterministic
         self.layers = shape.layers
         self.heads = shape.heads
         self.key_heads = shape.key_heads
@@ -72,6 +118,8 @@ class FeatureBackbone(SlottedBackbone):
         self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
+        if batch.tiles is not None:
+            return self._forward_by_kernels(batch, batch.tiles, slots)
         is_context_T = batch.tokens_T >= self.vocab
         tokens_T = torch.where(is_context_T, batch.tokens_T - self.vocab, batch.tokens_T)
         x_TE = F.embedding(tokens_T, self.target.embed)
@@ -82,6 +130,48 @@ class FeatureBackbone(SlottedBackbone):
             x_TE = self._layer(layer, x_TE, fused_TE, rotary, call)
         x_RE = self.drafter.norm(x_TE[batch.reads_R])
         return self.target.unembed(x_RE) if self._few is None else self._few.unembed(x_RE)
+
+    def _forward_by_kernels(self, batch: Batch, tiles: Tiles[Tensor], slots: Slots) -> Tensor:
+        """The same in the target's kernels: fewer launches, and the same bits in any company."""
+        from forerun.backbones.kernels.attention import attention
+        from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, norm, rotate_and_keep
+        from forerun.backbones.kernels.matmul import product
+
+        product = partial(product, fixed=self.deterministic)
+        eps = self.drafter.shape.eps
+        is_context_T1 = (batch.tokens_T >= self.vocab)[:, None]
+        x_TE = F.embedding(batch.tokens_T % self.vocab, self.target.embed)
+        fused_TE = self.drafter.fuse(self._features(batch))
+        for index, layer in enumerate(self._kernel_layers):
+            normed_TE = norm(x_TE, layer.norm_attn, eps)
+            qkv_TN = product(torch.where(is_context_T1, fused_TE, normed_TE), layer.qkv)
+            rotary = Rotary(*self._turns_CD, eps, layer.q_norm, layer.k_norm)
+            q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
+            seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
+            x_TE = product(seen_TE, layer.out, onto=x_TE)
+            norm_mlp = RMSNorm(layer.norm_mlp, eps)
+            h_TI = product(x_TE, layer.gate_up, normed=norm_mlp, gated=True)
+            x_TE = product(h_TI, layer.down, onto=x_TE)
+        x_RE = norm(x_TE[batch.reads_R], self.drafter.norm.weight, eps)
+        if self._few is not None and self._few.head_EN is not None:
+            return self._few.spread(product(x_RE, self._few.head_EN))
+        head: Any = self.target.head
+        logits_RV = product(x_RE, head)
+        return (
+            logits_RV if self._few is None else self._few.spread(logits_RV[:, self._few.tokens_N])
+        )
+
+    @cached_property
+    def _kernel_layers(self) -> list[KernelLayer]:
+        return [KernelLayer.of(layer) for layer in self.drafter.stack]
+
+    @cached_property
+    def _turns_CD(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, as kernels look them up."""
+        shape = self.drafter.shape
+        positions = torch.arange(self.context + shape.block, device=self.device)
+        turns = Rotation.of(positions, shape, self.dtype)
+        return turns.cos[:, 0].contiguous(), turns.sin[:, 0].contiguous()
 
     def _features(self, batch: Batch) -> Tensor:
         """The target's hidden states of context rows, side by side; zeros where there are none."""

@@ -30,11 +30,14 @@ class Markov:
     def law(self, law_NV: Tensor, before_N: Tensor, temperature: float) -> Tensor:
         """Untempered laws, corrected by the tokens before and then tempered. What was impossible
         stays so."""
-        moved_NV = self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
-        logits_NV = torch.where(law_NV > 0, law_NV.log() + moved_NV.to(law_NV.dtype), -torch.inf)
+        logits_NV = self.moved(law_NV.log(), before_N)
         if temperature == 0:
             return point_mass(logits_NV.argmax(-1), law_NV.shape[-1], law_NV.dtype)
         return (logits_NV / temperature).softmax(-1).nan_to_num()  # rows that pad have no mass
+
+    def moved(self, logits_NV: Tensor, before_N: Tensor) -> Tensor:
+        """Logits, corrected by the tokens before."""
+        return logits_NV + self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
 
     def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
         """The corrected laws under a request's own sampling parameters, where these keep all
@@ -55,8 +58,13 @@ def draw_chain(markov: Markov, temperature: float) -> Callable[..., Tokens]:
     def rule(where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
         before_B = last_BN[:, 0]
         drawn = []
+        logits_BKV = p_BKV.log()
         for i in range(p_BKV.shape[1]):
-            before_B = sample(markov.law(p_BKV[:, i], before_B, temperature))
+            corrected_BV = markov.moved(logits_BKV[:, i], before_B)
+            if temperature == 0:  # nothing is left to chance
+                before_B = corrected_BV.argmax(-1)
+            else:
+                before_B = sample((corrected_BV / temperature).softmax(-1).nan_to_num())
             drawn.append(before_B)
         tokens_BK = torch.stack(drawn, 1)
         return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
