@@ -35,6 +35,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from auto import Captures
 
 import forerun
 from forerun.evaluate.scattered import scattered_canvases
@@ -89,6 +90,7 @@ QUESTIONS = [
     "What must be booked in advance?",
 ]
 PEER_PROMPTS = 3  # of each category
+TURNS = 5  # at most, on a GPU: the first in which nothing is captured or compiled counts
 LANGUAGES = ["French", "German", "Spanish", "Italian"]
 
 
@@ -97,8 +99,9 @@ def main() -> None:
     file = Path(flags.out)
     runs = json.loads(file.read_text()) if file.exists() else []
     models = {name: load(name, flags) for name in (flags.model, flags.original) if name}
+    captures = Captures()
     for method in flags.method if flags.model else ():
-        runs.append(run(method, models, flags))
+        runs.append(run(method, models, flags, captures))
         file.write_text(json.dumps(runs, indent=1))
         print(markdown(runs[-1:]), flush=True)
     if flags.report:
@@ -193,7 +196,7 @@ def load(name: str, flags: argparse.Namespace):
     )
 
 
-def run(method: str, models: dict, flags: argparse.Namespace) -> dict:
+def run(method: str, models: dict, flags: argparse.Namespace, captures: Captures) -> dict:
     """One run: every category by the baseline and by the method."""
     began = time.perf_counter()
     model = models[flags.model]
@@ -209,10 +212,10 @@ def run(method: str, models: dict, flags: argparse.Namespace) -> dict:
     rows = defaultdict(list)
     for category, these in chosen.items():
         groups = [these[i : i + flags.batch] for i in range(0, len(these), flags.batch)]
-        for number, group in enumerate(groups):
+        for group in groups:
             if time.perf_counter() - began > flags.seconds:
                 break
-            rows[category].append(measure(group, sides, flags, warm=number == 0))
+            rows[category].append(measure(group, sides, flags, captures))
     peers = measure_peers(model, chosen, flags) if flags.peers else {}
     device = str(model.backbone.device)
     if device.startswith("cuda"):
@@ -248,15 +251,17 @@ def shown_command(words: list[str]) -> str:
     return " ".join(shown)
 
 
-def measure(group: list[dict], sides: dict, flags: argparse.Namespace, warm: bool) -> dict:
+def measure(group: list[dict], sides: dict, flags: argparse.Namespace, captures: Captures) -> dict:
     """What a group of prompts costs, by each side in turn."""
     found = {}
     for side, (model, word) in sides.items():
-        on_cpu = model.backbone.device.type == "cpu"
-        for _ in range(2 if warm and not on_cpu else 1):  # the first captures and compiles
+        for turn in range(1 if model.backbone.device.type == "cpu" else TURNS):
+            before = captures.count
             start = time.perf_counter()
             results = decode(model, group, word, flags)
             seconds = time.perf_counter() - start
+            if turn and captures.count == before:  # the first may compile, too
+                break
         tokens = sum(result.stats.tokens for result in results)
         found[side] = {
             "tokens": tokens,

@@ -46,7 +46,8 @@ def load_target(name: str, keep: Path | None):
 
 def add_fields(parser: argparse.ArgumentParser, options: type, prefix: str = "") -> None:
     for field in fields(options):
-        kind = {"int": int, "float": float, "bool": lambda x: x == "1", "int | None": int}
+        kind = {"int": int, "float": float, "bool": lambda x: x == "1"}
+        kind |= {"int | None": int, "str | None": str}
         if field.type in kind:
             flag = f"--{prefix}{field.name}".replace("_", "-")
             parser.add_argument(flag, type=kind[field.type], default=None)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,6 +200,25 @@ def test_few_tokens_are_drafted_and_hidden_states_made_once(network, tmp_path, m
     for one in (folder, tmp_path / "drafter-8bit"):
         out = model.generate("abc", method="specdiff", draft=str(one), k=3, **options)
         assert out.token_ids == model.generate("abc", method="ar", **options).token_ids
+
+
+def test_a_drafter_goes_on_from_another(network, tmp_path):
+    """With its weights and its tokens, though other tokens are most frequent now."""
+    shape = dict(layers=1, features=2, block=4, markov_rank=4, draft_vocab=20)
+    options = TextOptions(texts=32, longest=48, greedy=1.0, most=6000, seconds=20)
+    recipe = DrafterRecipe(**shape, seconds=0, batch=4, anchors=16, held_out=4, text=options)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("abc", "def f", "0123")))
+    given = (network, tiny.tokenizer())
+    first = train_drafter(recipe, *given, tmp_path / "first", prompts=str(prompts))
+    prompts.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("xyz", "()", "+-*/")))
+    other = replace(recipe, begin=str(first), seed=7)
+    second = train_drafter(other, *given, tmp_path / "second", prompts=str(prompts))
+    for name, weight in load_file(first / "model.safetensors").items():
+        assert torch.equal(weight, load_file(second / "model.safetensors")[name]), name
+    larger = replace(other, inner=8, text=options)
+    with pytest.raises(BadOption, match="another shape"):
+        train_drafter(larger, *given, tmp_path / "third", prompts=str(prompts))
 
 
 def test_recipes_refuse_what_they_do_not_know(tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from typing import Generic, NamedTuple
@@ -42,6 +42,7 @@ class Account:
 
     all: float = 0.0
     probes: float = 0.0
+    tried: set[str] = field(default_factory=set)  # draft models
 
 
 class Bet(NamedTuple, Generic[O]):
@@ -268,9 +269,16 @@ class BatchChooser:
         # Where the others write several tokens at once, a draft is a step of its own.
         shared = 0.0 if beside and self.costs.at_once > 1 else steps[0]
         loss = PROBE_STEPS * (steps[k] + offer.seconds(k) - shared)
-        if self._account.probes + loss > PROBES * self._account.all or not offer.chances(k):
+        account = self._account
+        # Whoever names a draft model has a reason to: once, alone, it is tried whatever that takes.
+        is_new = not beside and offer.seconds(1) > 0 and offer.name not in account.tried
+        too_much = not is_new and account.probes + loss > PROBES * account.all
+        if too_much or not offer.chances(k):
             return None
-        self._account.probes += max(0.0, loss)
+        if is_new:
+            account.tried.add(offer.name)
+        else:
+            account.probes += max(0.0, loss)
         self._probed = offer.name
         self._tries = PROBE_STEPS - 1
         return offer

@@ -126,7 +126,7 @@ class Drafted(ByDepth):
         seen = self.target.costs.draft_forward()
         if seen is None:
             seen = model.costs.forward(1) if model.costs.known else 0.0
-        return k * seen
+        return len(self._drafter.forwards(k)) * seen
 
     async def propose(self, k: int) -> Draft:
         return await self._drafter.propose(self.seq, k)

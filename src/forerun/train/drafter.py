@@ -22,7 +22,7 @@ import yaml
 from torch import Tensor
 
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
-from forerun.checkpoints.drafters import write_drafter
+from forerun.checkpoints.drafters import read_drafter, write_drafter
 from forerun.errors import BadOption, unknown
 from forerun.options import check_whole
 from forerun.train.frozen import FrozenTarget
@@ -61,6 +61,7 @@ class DrafterRecipe:
     feature_norms: bool = False
     inner: int = 0  # width of a layer's middle; 0: the target's
     draft_vocab: int = 0  # above 0: only the tokens that own text has most of are drafted
+    begin: str | None = None  # a drafter of the same shape to go on from
     mask_token: int | None = None  # None: a special token that the chat template does not use
     seconds: float = 270.0  # of training
     batch: int = 32  # texts a step
@@ -367,11 +368,23 @@ class DrafterRun:
         self._choose_tokens(text)
         self._features = KeptFeatures.of(target, shape.target_layers, self.texts, log)
         self._begin_weights()
+        self._begin_with(recipe.begin)
         self.optimiser = self._optimiser()
         self.step = 0
         self.anchors = 0
         self.elapsed = 0.0
         self._restore()
+
+    def _begin_with(self, folder: str | None) -> None:
+        """Begin with the weights of another drafter, if one is named."""
+        if folder is None:
+            return
+        other = read_drafter(Path(folder), torch.float32, self.device)
+        if other.shape != self.shape:
+            raise BadOption(f"begin={folder!r} is a drafter of another shape: {other.shape}.")
+        self.drafter.load_state_dict(other.state_dict())
+        if self.drafter.drafted_tokens is not None:
+            self._draft_only(self.drafter.drafted_tokens)
 
     def _choose_tokens(self, text: OwnText) -> None:
         """Which tokens are drafted, the head's part for them, and the place of each token."""
@@ -382,14 +395,16 @@ class DrafterRun:
             return
         counts = np.bincount(text.tokens[text.marks & ANSWER > 0], minlength=self.shape.vocab)
         often = np.argsort(-counts, kind="stable")[: self.shape.draft_vocab]
-        kept = torch.from_numpy(np.sort(often)).to(self.device)
+        self._draft_only(torch.from_numpy(np.sort(often)).to(self.device))
+        share = counts[often].sum() / max(1, counts.sum())
+        self.log(f"{len(often):,} tokens are drafted: {share:.2%} of own text")
+
+    def _draft_only(self, kept: Tensor) -> None:
         self.drafter.draft_only(kept)
-        self.head_EV = self.head_EV[:, kept].contiguous()
+        self.head_EV = self.target.head_EV[:, kept].contiguous()
         self.place_V = torch.full((self.shape.vocab,), -1, device=self.device)
         self.place_V[kept] = torch.arange(len(kept), device=self.device)
         self.mask_place = int(self.place_V[self.shape.mask_token])
-        share = counts[often].sum() / max(1, counts.sum())
-        self.log(f"{len(kept):,} tokens are drafted: {share:.2%} of own text")
 
     def _optimiser(self) -> torch.optim.AdamW:
         recipe = self.recipe
