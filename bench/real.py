@@ -210,6 +210,9 @@ def run(method: str, models: dict, flags: argparse.Namespace, captures: Captures
     if flags.categories:
         chosen = {name: these for name, these in chosen.items() if name in flags.categories}
     rows = defaultdict(list)
+    first = next(iter(chosen.values()))[: flags.batch]
+    for one, word in sides.values():  # the first ever compiles, measures and picks threads
+        decode(one, first, word, flags)
     for category, these in chosen.items():
         groups = [these[i : i + flags.batch] for i in range(0, len(these), flags.batch)]
         for group in groups:
