@@ -3,9 +3,11 @@ a cost curve, with the real engine on a clock of its own."""
 
 import importlib.util
 import sys
+from dataclasses import replace
 
 import pytest
 
+from forerun.engine.choosing import PROBE_STEPS
 from forerun.engine.pace import Pace
 from tests.helpers import ROOT
 
@@ -46,6 +48,21 @@ def test_where_text_comes_at_once_drafts_are_compared_with_that(simulated, name,
     host."""
     [scene] = [scene for scene in simulated.scenes(96) if scene.name == name]
     row = simulated.simulate(scene, getattr(simulated, machine), [("ar", {})])
+    assert row.of_plain >= OF_PLAIN, row
+
+
+def test_a_named_draft_model_is_tried_once_though_it_costs(simulated):
+    """On a machine where the share of the time that trials may take would be over before."""
+    curve = {1: 1.5e-3, 8: 1.6e-3, 64: 2e-3, 128: 2.5e-3, 512: 6e-3}
+    pair = replace(simulated.STEPS, curve=curve, draft=8e-4)
+    scene = simulated.Scene("no copies", simulated.Writer(160).traps(4, 0.3))
+    player = simulated.Player(scene, pair)
+    text = scene.texts[0]
+    out = player.model.generate(
+        text.tokens[: text.prompt], draft=player.draft, max_tokens=100, ignore_eos=True
+    )
+    assert out.stats.choices["draft"] == PROBE_STEPS - 1  # the first waits for a step to end
+    row = simulated.simulate(scene, pair, [("ar", {})])
     assert row.of_plain >= OF_PLAIN, row
 
 

@@ -1,5 +1,7 @@
 """`auto` drafts where it pays and nowhere else, and writes what plain decoding writes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import forerun
@@ -10,6 +12,7 @@ from forerun.certify.cases import STEEP
 from forerun.certify.enumeration import certify_case, table_model
 from forerun.drafters.base import Draft
 from forerun.engine.costs import FixedCosts, StepCosts
+from forerun.methods.sources import Drafted
 from forerun.requests.traces import trace_lines
 from tests.helpers import caught, fresh, model, tokens_of
 
@@ -36,6 +39,22 @@ def certificate(costs=STEEP, **options):
     return certify_case(
         "auto", target, [0, 1, 0], method_options={"learn": False}, **{**how, **options}
     )
+
+
+def test_what_drafts_cost_goes_by_forwards():
+    """A block is one of them, however many tokens it has."""
+
+    class Blocks:
+        model = SimpleNamespace(costs=FixedCosts({1: 2.0}))
+
+        def forwards(self, k):
+            return [k]
+
+    target = SimpleNamespace(costs=SimpleNamespace(draft_forward=lambda: None))
+    assert Drafted(None, target, None, Blocks()).seconds(5) == 2.0
+    target.costs.draft_forward = lambda: 3.0
+    assert Drafted(None, target, None, Blocks()).seconds(5) == 3.0
+    assert Drafted(None, target, None, object()).seconds(5) == 0.0
 
 
 def test_it_is_exact_where_rows_are_free_and_where_they_cost():

@@ -15,15 +15,8 @@ from forerun.checkpoints import tiny
 from forerun.checkpoints.drafters import read_drafter
 from forerun.errors import BadOption
 from forerun.train import head_loss as head_loss_file
-from forerun.train.drafter import (
-    DrafterRecipe,
-    KeptFeatures,
-    Texts,
-    end_tokens,
-    read_recipe,
-    train_drafter,
-    walk,
-)
+from forerun.train.anchors import KeptFeatures, Texts
+from forerun.train.drafter import DrafterRecipe, end_tokens, read_recipe, train_drafter, walk
 from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
 from forerun.train.networks import move

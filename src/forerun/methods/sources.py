@@ -6,7 +6,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
-from forerun.drafters.base import NO_DRAFT, Draft, Drafter, spelled_out, without_waste
+from forerun.drafters.base import (
+    NO_DRAFT,
+    Draft,
+    Drafter,
+    ModelDraft,
+    spelled_out,
+    without_waste,
+)
 from forerun.drafters.copying import FIRST_ODDS, Copying
 from forerun.drafters.odds import ModelOdds, Odds
 from forerun.families.base import ChainScorer
@@ -120,13 +127,16 @@ class Drafted(ByDepth):
         return super().chances(min(most, UNTRIED + int(self._odds.seen)))
 
     def seconds(self, k: int) -> float:
-        model = getattr(self._drafter, "model", None)
-        if model is None:
+        """Of its model's forwards, as steps have shown them; else by what one was measured to
+        take."""
+        drafter = self._drafter
+        if not isinstance(drafter, ModelDraft):
             return 0.0
         seen = self.target.costs.draft_forward()
         if seen is None:
-            seen = model.costs.forward(1) if model.costs.known else 0.0
-        return len(self._drafter.forwards(k)) * seen
+            costs = drafter.model.costs
+            seen = costs.forward(1) if costs.known else 0.0
+        return len(drafter.forwards(k)) * seen
 
     async def propose(self, k: int) -> Draft:
         return await self._drafter.propose(self.seq, k)
