@@ -420,11 +420,12 @@ def section(found: dict[str, Any]) -> str:
 
 
 def merged(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """What files hold, one for each model, machine and neighbour."""
+    """What files hold, one for each model, machine, neighbour and day."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for file in files:
         held = json.loads(file.read_text())
-        key = tuple(held[name] for name in ("model", "draft", "machine", "neighbour", "dtype"))
+        kinds = ("model", "draft", "machine", "neighbour", "dtype", "date")
+        key = tuple(held[name] for name in kinds)
         if key in found:
             found[key]["rows"] += held["rows"]
             found[key]["choices"] += held["choices"]

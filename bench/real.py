@@ -241,7 +241,12 @@ def shown_name(method: str, flags: argparse.Namespace) -> str:
     name = flags.name or Path(flags.model).name
     if flags.name and len(flags.method) == 1:
         return name
-    return f"{name}, {method} over {flags.baseline}"
+    return f"{name}, {without_folders(method)} over {flags.baseline}"
+
+
+def without_folders(word: str) -> str:
+    """A word of the command line without what differs from machine to machine."""
+    return re.sub(r"(?<![\w.])~?/[\w./-]*/", "", word)
 
 
 def shown_command(words: list[str]) -> str:
@@ -250,7 +255,7 @@ def shown_command(words: list[str]) -> str:
     left_out = {"--data", "--out", "--name", "--seconds"}
     for before, word in zip(["", *words], words):
         if word not in left_out and before not in left_out:
-            shown.append(re.sub(r"(?<![\w.])~?/[\w./-]*/", "", word))
+            shown.append(without_folders(word))
     return " ".join(shown)
 
 
