@@ -149,6 +149,22 @@ def test_greedy_text_is_that_of_ar(tmp_path, method):
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
 
 
+@pytest.mark.parametrize("kind", ["tiny:llama", "tiny:qwen2"])
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_a_drafter_of_few_tokens_drafts_for_a_quantised_target(kind, quantize, tmp_path):
+    """Its head is a part of the target's, or of an embedding that is the head."""
+    network = tiny.build(kind.removeprefix("tiny:"), 0, torch.float32)
+    width = network.config.hidden_size
+    drafter, _ = make_drafter(tmp_path, draft_vocab=40, hidden=width)
+    model = forerun.load(kind, lanes=3, quantize=quantize)
+    options = dict(max_tokens=12, temperature=0, ignore_eos=True)
+    plain = model.generate(PROMPTS, method="ar", **options)
+    drafted = model.generate(PROMPTS, method="specdiff", draft=str(tmp_path), **options)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    tokens = {token for r in drafted for event in r.trace for token in event.drafted}
+    assert tokens and tokens <= set(drafter.drafted_tokens.tolist())
+
+
 def test_a_perfect_drafter_is_always_believed(tmp_path, monkeypatch):
     """With the target's own next tokens as drafts everything is accepted, so that places are
     right."""

@@ -31,10 +31,13 @@ class FewTokens:
     def __init__(self, target: LeanBackbone, tokens_N: Tensor):
         self.target = target
         self.tokens_N = tokens_N
-        # Of a packed one columns cannot be had one by one. Rows lie as kernels read them.
+        # A packed head has no columns that could be taken; an embedding that is the head does: a
+        # draft need not be as precise. Rows lie as kernels read them.
         self.head_EN: Tensor | None = None
         if isinstance(target.head, Tensor):
             self.head_EN = target.head.t()[tokens_N].contiguous().t()
+        elif target.tied:
+            self.head_EN = target.embed[tokens_N].contiguous().t()
 
     def unembed(self, x_RE: Tensor) -> Tensor:
         if self.head_EN is None:
