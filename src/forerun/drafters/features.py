@@ -20,6 +20,7 @@ from forerun.probability.acceptance import sample_each, sample_token
 from forerun.probability.distributions import tempered
 from forerun.probability.markov import Markov, draw_chain
 from forerun.probability.outcomes import Tokens
+from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Canvas
 
 AUTO = "auto"  # as `draft=`: the drafter that belongs to the model
@@ -84,7 +85,7 @@ class FeaturesDrafter:
         tokens = drawn.tokens[:k]
         if temperature == 0:
             return tokens, None  # certain of every token
-        before_K = torch.tensor([last, *tokens[:-1]], device=laws.model_law.device)
+        before_K = to_device([last, *tokens[:-1]], torch.long, laws.model_law.device)
         plain = seq.history.sampling.keeps_all and not seq.history.edits_logits
         if plain and self.draft_temperature == 1:
             return tokens, markov.pending(laws.law, before_K)
