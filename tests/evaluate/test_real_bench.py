@@ -20,6 +20,7 @@ def bench(tmp_path, monkeypatch, capsys):
     def run(*words):
         given = ["--out", str(file), "--data", str(tmp_path / "data"), *map(str, words)]
         monkeypatch.setattr(sys, "argv", ["real.py", *given])
+        monkeypatch.syspath_prepend(ROOT / "bench")  # as for a script that is run there
         runpy.run_path(str(ROOT / "bench" / "real.py"), run_name="__main__")
         return capsys.readouterr().out
 
