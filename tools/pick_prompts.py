@@ -63,7 +63,7 @@ def functions(text: str) -> Iterator[Function]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return
-    lines = text.splitlines()
+    lines = text.split("\n")  # as `ast` counts them
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or node.decorator_list:
             continue
@@ -154,7 +154,8 @@ def main() -> None:
     with lzma.open(flags.corpus, "rt") as lines:
         for line in lines:
             for function in functions(json.loads(line)["text"]):
-                if function.name not in names and not word_runs(function.head) & banned:
+                told = word_runs(function.head) | word_runs(function.doc)
+                if function.name not in names and not told & banned:
                     found.setdefault(function.doc, function)
     ways = ways_to_ask(chat_that_has_begun(flags.tokenizer))
     asked = [way(f) for f in found.values() for way in rng.sample(ways, min(flags.ways, len(ways)))]

@@ -15,6 +15,14 @@ class BadOption(ForerunError, ValueError):
     """An argument has a value that means nothing here."""
 
 
+class NothingPossible(ForerunError):
+    """A law without mass: no token can be drawn."""
+
+
+class NothingToSee(ForerunError):
+    """A drafter looks at hidden states that its target does not have, or no longer."""
+
+
 class NotAble(ForerunError, ValueError):
     """A model cannot do what a method asks, or a backbone cannot be driven by rows."""
 

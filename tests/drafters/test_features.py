@@ -16,6 +16,7 @@ from forerun.families.base import ChainScorer
 from forerun.probability.acceptance import sample_token
 from forerun.registry import NoOptions
 from forerun.sequence.canvas import Canvas
+from tests.helpers import stepped
 
 SHAPE = dict(
     vocab=257,
@@ -163,6 +164,48 @@ def test_a_drafter_of_few_tokens_drafts_for_a_quantised_target(kind, quantize, t
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     tokens = {token for r in drafted for event in r.trace for token in event.drafted}
     assert tokens and tokens <= set(drafter.drafted_tokens.tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [{}, {"markov_rank": 3}, {"autoregressive": True}])
+def test_who_may_draft_nothing_that_is_allowed_drafts_nothing(kind, temperature, tmp_path):
+    drafter, _ = make_drafter(tmp_path, draft_vocab=40, **kind)
+    allowed = sorted(set(range(250)) - set(drafter.drafted_tokens.tolist()))[:20]
+    model = forerun.load("tiny", lanes=3)
+    options = dict(max_tokens=8, temperature=temperature, seed=3, ignore_eos=True)
+    how = dict(allowed_tokens=allowed, raise_errors=True, **options)
+    drafted = model.generate(PROMPTS, method="specdiff", draft=str(tmp_path), **how)
+    assert all(set(r.token_ids) <= set(allowed) and len(r.token_ids) == 8 for r in drafted)
+
+
+@pytest.mark.parametrize("whose", ["target", "drafter"])
+def test_lost_pages_are_not_looked_at(whose, tmp_path):
+    """A target that gave its pages back has to run the text again before a drafter looks; a drafter
+    that did projects it again."""
+    make_drafter(tmp_path)
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=20, ignore_eos=True)
+    how |= dict(temperature=1, seed=2)
+    model = forerun.load("tiny", lanes=1, max_context=64)
+    wanted = model.generate(PROMPTS[2], **how).token_ids
+    model = forerun.load("tiny", lanes=1, max_context=64)
+    stepped(model)
+    job = model.submit(PROMPTS[2], **how)
+    engine = model.engine
+    lost = 0
+    while engine.busy:
+        engine.step()
+        [target, drafter] = engine.hosts
+        looks = engine.running and getattr(engine.running[0].waits_for, "host", None) is drafter
+        if looks and engine.running[0].seq.known % 4 == 0:
+            (target if whose == "target" else drafter).memos[0].release()
+            before = drafter.work.forwards
+            engine.step()
+            assert (drafter.work.forwards == before) == (whose == "target")
+            lost += 1
+    [result] = job.results()
+    assert lost > 1 and result.error is None and len(result.token_ids) == 20
+    if whose == "drafter":
+        assert result.token_ids == wanted
 
 
 def test_a_perfect_drafter_is_always_believed(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ from forerun.drafters.features import FeaturesDrafter
 from forerun.engine import graphs, prefetch_drafts
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_drafts import LookPrefetch
+from forerun.probability.acceptance import matching
+from forerun.sequence.canvas import Draw
 from tests.drafters.test_features import make_drafter
 from tests.engine import test_prefetch_drafts
 from tests.helpers import PROMPTS, stepped
@@ -124,6 +126,35 @@ def test_who_joins_in_the_midst_changes_nothing(begun, agreeing, tmp_path):
             m.engine.step()
     m.engine.run()
     assert [job.results()[0].token_ids for job in jobs] == [r.token_ids for r in alone]
+
+
+@pytest.mark.parametrize("whose", ["target", "drafter"])
+def test_lost_pages_are_not_begun_ahead_from(whose, begun, agreeing, drafts, tmp_path):
+    """Whoever's slots no longer hold the text: nothing is foreseen, and drafts stay as they are."""
+    make_drafter(tmp_path, markov_rank=3)
+    decode(tmp_path, 1, LONG[:1], temperature=0)
+    right = {str(text): tokens for text, tokens, _ in drafts if tokens}
+    drafts.clear()
+    m = forerun.load("tiny:llama", lanes=1, max_context=128, graphs=True)
+    stepped(m)
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=40, ignore_eos=True)
+    job = m.submit(LONG[0], temperature=0, **how)
+    lost = 0
+    while m.engine.busy:
+        m.engine.step()
+        one = m.engine.running[0] if m.engine.running else None
+        judged = one and isinstance(one.waits_for, Draw) and one.waits_for.rule is matching
+        if judged and one.seq.known % 3 == 0:
+            host = m.engine.hosts[0 if whose == "target" else 1]
+            host.memos[0].release()
+            begun.clear()
+            m.engine.step()
+            assert not isinstance(m.engine._prefetched, LookPrefetch)
+            lost += 1
+    [result] = job.results()
+    assert lost and result.error is None
+    again = [(right[str(text)], tokens) for text, tokens, _ in drafts if str(text) in right]
+    assert len(again) > 2 and all(one == other or not other for one, other in again)
 
 
 def test_a_short_text_is_not_begun_ahead(begun, agreeing, tmp_path):

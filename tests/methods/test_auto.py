@@ -57,6 +57,24 @@ def test_what_drafts_cost_goes_by_forwards():
     assert Drafted(None, target, None, object()).seconds(5) == 0.0
 
 
+def test_every_draft_model_is_new_once():
+    m = fresh()
+    named = [fresh(), fresh(seed=1)]
+    known = []
+    sources = auto_file.sources_of
+
+    def noted(*arguments):
+        found = sources(*arguments)
+        known.extend(each.known_as for each in found if each.name == "draft")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto_file, "sources_of", noted)
+        for draft in (*named, named[0]):
+            m.generate([1, 2, 3], draft=draft, max_tokens=2)
+    assert known[0] == known[2] != known[1]
+
+
 def test_it_is_exact_where_rows_are_free_and_where_they_cost():
     assert certificate().holds
     assert certificate(FREE, max_tokens=3).holds

@@ -16,7 +16,15 @@ from forerun.checkpoints.drafters import read_drafter
 from forerun.errors import BadOption
 from forerun.train import head_loss as head_loss_file
 from forerun.train.anchors import KeptFeatures, Texts
-from forerun.train.drafter import DrafterRecipe, end_tokens, read_recipe, train_drafter, walk
+from forerun.train.drafter import (
+    DrafterRecipe,
+    DrafterRun,
+    end_tokens,
+    read_recipe,
+    shape_of,
+    train_drafter,
+    walk,
+)
 from forerun.train.frozen import FrozenTarget
 from forerun.train.head_loss import head_loss
 from forerun.train.networks import move
@@ -209,9 +217,21 @@ def test_a_drafter_goes_on_from_another(network, tmp_path):
     second = train_drafter(other, *given, tmp_path / "second", prompts=str(prompts))
     for name, weight in load_file(first / "model.safetensors").items():
         assert torch.equal(weight, load_file(second / "model.safetensors")[name]), name
+    # goes on from its own weights, without being told again
+    train_drafter(replace(other, seconds=0.2), *given, tmp_path / "third", prompts=str(prompts))
+    shape = shape_of(recipe, *given)
+    text = OwnText.load(tmp_path / "third" / "text.npz")
+    target = FrozenTarget(network, 48)
+    run = DrafterRun(recipe, shape, target, text, tmp_path / "third", lambda line: None)
+    tokens = run.drafter.drafted_tokens
+    assert (
+        run.step and tokens.tolist() == read_drafter(first, torch.float32).drafted_tokens.tolist()
+    )
+    assert run.place_V[tokens].tolist() == list(range(20))
+    torch.testing.assert_close(run.head_EV, target.head_EV[:, tokens])
     larger = replace(other, inner=8, text=options)
     with pytest.raises(BadOption, match="another shape"):
-        train_drafter(larger, *given, tmp_path / "third", prompts=str(prompts))
+        train_drafter(larger, *given, tmp_path / "fourth", prompts=str(prompts))
 
 
 def test_recipes_refuse_what_they_do_not_know(tmp_path):

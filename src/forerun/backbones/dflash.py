@@ -223,10 +223,14 @@ class FeatureDrafter(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """Hidden states side by side [..., N] as one context vector each [..., E]."""
-        if self.fc_norms is not None:
-            states = features.unflatten(-1, (len(self.fc_norms), -1)).unbind(-2)
-            features = torch.cat([norm(x) for norm, x in zip(self.fc_norms, states)], -1)
-        return self.hidden_norm(self.fc(features))
+        return self.hidden_norm(self.fc(self.normed(features)))
+
+    def normed(self, features: Tensor) -> Tensor:
+        """Hidden states side by side, each normed if it has a norm."""
+        if self.fc_norms is None:
+            return features
+        states = features.unflatten(-1, (len(self.fc_norms), -1)).unbind(-2)
+        return torch.cat([norm(x) for norm, x in zip(self.fc_norms, states)], -1)
 
     def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer for the context, [..., G, D] each. A token's are made

@@ -117,6 +117,7 @@ class FeatureBackbone(SlottedBackbone):
         self.head_dim = shape.head_dim
         self.cost = float(sum(p.numel() for p in drafter.parameters()))
         self.source: Slots | None = None
+        self._kernel_layers = [KernelLayer.of(layer) for layer in drafter.stack]
         tokens = drafter.drafted_tokens
         self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
 
@@ -144,7 +145,8 @@ class FeatureBackbone(SlottedBackbone):
         eps = self.drafter.shape.eps
         is_context_T1 = (batch.tokens_T >= self.vocab)[:, None]
         x_TE = F.embedding(batch.tokens_T % self.vocab, self.target.embed)
-        fused_TE = self.drafter.fuse(self._features(batch))
+        fused_TE = product(self.drafter.normed(self._features(batch)), self.drafter.fc.weight.t())
+        fused_TE = norm(fused_TE, self.drafter.hidden_norm.weight, eps)
         for index, layer in enumerate(self._kernel_layers):
             normed_TE = norm(x_TE, layer.norm_attn, eps)
             qkv_TN = product(torch.where(is_context_T1, fused_TE, normed_TE), layer.qkv)
@@ -163,10 +165,6 @@ class FeatureBackbone(SlottedBackbone):
         return (
             logits_RV if self._few is None else self._few.spread(logits_RV[:, self._few.tokens_N])
         )
-
-    @cached_property
-    def _kernel_layers(self) -> list[KernelLayer]:
-        return [KernelLayer.of(layer) for layer in self.drafter.stack]
 
     @cached_property
     def _turns_CD(self) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.drafters.adaptive import adaptive_length
 from forerun.drafters.base import NO_DRAFT, Draft
+from forerun.errors import NothingPossible, NothingToSee
 from forerun.families.features import FeatureFiller
 from forerun.options import check_flag, check_positive
 from forerun.probability.acceptance import sample_each, sample_token
@@ -58,15 +59,22 @@ class FeaturesDrafter:
         count = min(adaptive_length(seq, k) if self.adapt else k, family.block - 1)
         if count < 1:
             return NO_DRAFT
-        q: Tensor | None
-        if family.autoregressive:
-            tokens, q = await self._one_by_one(seq, count)
-        elif family.markov is not None:
-            tokens, q = await self._corrected(seq, count, family.markov)
-        else:
-            tokens, q = await self._at_once(seq, count)
+        try:
+            tokens, q = await self._drawn(seq, count)
+        except (NothingPossible, NothingToSee):
+            # It drafts none of the tokens that are allowed here, or its target has to run first.
+            return NO_DRAFT
         tokens = seq.up_to_end(tokens)
         return Draft(seq.next(len(tokens)), tokens, None if q is None else q[: len(tokens)])
+
+    async def _drawn(self, seq: Canvas, k: int) -> tuple[list[int], Tensor | None]:
+        """Drafted tokens and their laws; no laws where it is certain of them."""
+        family = self.model.family
+        if family.autoregressive:
+            return await self._one_by_one(seq, k)
+        if family.markov is not None:
+            return await self._corrected(seq, k, family.markov)
+        return await self._at_once(seq, k)
 
     async def _at_once(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:
         laws = await self.model.block(seq, k)

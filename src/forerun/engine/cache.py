@@ -71,6 +71,10 @@ class Memo:
             return most
         return reusable(self.held, plan)
 
+    def holds_rows(self, count: int) -> bool:
+        """Do the slots hold so many rows of the last plan?"""
+        return self._held >= count
+
     def holds_text(self, tokens: np.ndarray) -> bool:
         """Do the slots hold at least this text?"""
         return len(tokens) <= self._causal and self._has_tokens(tokens)
@@ -311,6 +315,7 @@ class Memo:
         """Let go of all pages."""
         self._shorten(0)
         self.forget()
+        self._exact = 0
         self.relied_on = False
 
     def common_prefix(self, tokens: np.ndarray) -> int:

@@ -271,12 +271,12 @@ class BatchChooser:
         loss = PROBE_STEPS * (steps[k] + offer.seconds(k) - shared)
         account = self._account
         # Whoever names a draft model has a reason to: once, alone, it is tried whatever that takes.
-        is_new = not beside and offer.seconds(1) > 0 and offer.name not in account.tried
+        is_new = not beside and offer.seconds(1) > 0 and offer.known_as not in account.tried
         too_much = not is_new and account.probes + loss > PROBES * account.all
         if too_much or not offer.chances(k):
             return None
         if is_new:
-            account.tried.add(offer.name)
+            account.tried.add(offer.known_as)
         else:
             account.probes += max(0.0, loss)
         self._probed = offer.name

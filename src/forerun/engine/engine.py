@@ -37,7 +37,7 @@ from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
 from forerun.engine.turns import Part, Turn, has_room
-from forerun.errors import ForerunError, NotAble
+from forerun.errors import ForerunError, NotAble, NothingPossible, NothingToSee
 from forerun.probability.logits import (
     MaskedLogits,
     edited_logits,
@@ -54,7 +54,7 @@ from forerun.sequence.question import BlankLaws, Continuation, NextToken, Questi
 log = logging.getLogger("forerun")
 
 
-class NoOutcome(ForerunError):
+class NoOutcome(NothingPossible):
     """A law without mass."""
 
     def __init__(self, seq: Canvas) -> None:
@@ -228,6 +228,7 @@ class Engine:
             if host.begin_features():
                 self._prefetched = None
         self._admit()
+        self._refuse_blind_looks()
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
         prefetched = self._prefetched
         if draws:
@@ -244,6 +245,15 @@ class Engine:
                 self._parts = parts
                 self._serve([part.one for part in parts], self._forward)
         self.clock.total += time.perf_counter() - began
+
+    def _refuse_blind_looks(self) -> None:
+        """Tell those who ask a drafter that looks into its target, if there is nothing to look at:
+        the target gave its pages back, or tokens were placed that it has not run. Without a draft
+        it runs the text, and the next look sees it."""
+        if all(host.looks_into is None for host in self.hosts):
+            return
+        for one in filter(looks_in_vain, list(self.running)):
+            self._throw(one, NothingToSee("the target has not run what is to be looked at."))
 
     def _next_for_forward(self) -> list[Part]:
         """All who wait for the cheapest model that anybody waits for, and for whose rows there is
@@ -406,6 +416,7 @@ class Engine:
             one.coroutine.close()
         one.waits_for = None
         one.last_question = None
+        one.looked = None
         self._drafted = None  # a finished request must not be held
         self.running.remove(one)
         for host in self.hosts:
@@ -717,6 +728,15 @@ def asks_for_token(one: Running) -> bool:
     seq = one.seq
     alone = seq.recorder is None and not seq.logprobs.wanted
     return alone and isinstance(one.waits_for, NextToken) and one.waits_for.reads_text
+
+
+def looks_in_vain(one: Running) -> bool:
+    """Does it ask a drafter about hidden states that the target's slots do not hold?"""
+    if not isinstance(one.waits_for, Question):
+        return False
+    target = host_of(one).looks_into
+    context = one.seq.text[: one.waits_for.plan.stored]
+    return target is not None and not target.memos[one.lane].holds_text(context)
 
 
 def check_coroutine(started: object) -> None:

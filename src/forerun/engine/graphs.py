@@ -171,7 +171,8 @@ class StaticBatch(Batch):
     def _move(self, batch: Batch, moved: Moved, tiles: int) -> None:
         """Move rows on, as far as only the device knows. All that they see moves with them."""
         rows = len(batch.slots)
-        # intervals of plain text are empty, and stay where they are
+        # Intervals of plain text are empty, and stay where they are. Rows of context, which see
+        # only themselves, see the first slots, too, when they are moved: nobody reads them.
         seen = HORIZON if batch.is_plain_text else HI
         self._rows_7T[POSITION : seen + 1, :rows] += moved.of_rows(rows)
         self._find_slots()

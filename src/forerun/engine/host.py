@@ -116,7 +116,7 @@ class Host:
     def chooser(self, seq: Canvas, learns: bool) -> BatchChooser:
         """Whoever says which drafts pay for a sequence."""
         company = self.company if self.costs.shared else Company()
-        account = self.account if learns else Account()
+        account = self.account if learns else Account(tried=self.account.tried)
         return BatchChooser(seq, self.costs, company, account)
 
     def know_costs(self, lane: int) -> None:

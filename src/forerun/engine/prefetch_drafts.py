@@ -268,10 +268,12 @@ class LookPrefetch(PrefetchAroundDraft):
     @classmethod
     def guess(cls, running: Sequence[Running]) -> LookPrefetch | None:
         last = [one.looked for one in running if one.looked is not None]
-        if len(last) < len(running) or len({(q.host, q.plan.read_count) for q in last}) > 1:
+        if len(last) < len(running) or len({(q.host, *_block_of(q.plan)) for q in last}) > 1:
             return None
         host = last[0].host
         assert isinstance(host, Host)
+        if not host.runner.capture_enabled:
+            return None
         self = cls(host, running, last)
         if not all(map(self._is_likely, running, last)):
             return None
@@ -296,7 +298,14 @@ class LookPrefetch(PrefetchAroundDraft):
         fits = self._new <= known and self._end(last) <= min(self.host.room, self.host.most_rows)
         goes_on = one.seq.remaining > 2 * self._new
         asked = last.plan.stored == known - 1 and len(_judged_tokens(one)) <= self.drafted
-        return fits and goes_on and asked and self._surprises(one) < SURPRISES
+        return fits and goes_on and asked and self._sees(one) and self._surprises(one) < SURPRISES
+
+    def _sees(self, one: Running) -> bool:
+        """Are its context, and the hidden states of the text, where they were?"""
+        target = self.host.looks_into
+        assert target is not None
+        held = self.host.memos[one.lane].holds_rows(one.seq.known - 1)
+        return held and target.memos[one.lane].holds_text(one.seq.text)
 
     def batch(self, applied: Source) -> Batch:
         work: list[tuple[int, Plan, int]] = []
@@ -332,7 +341,7 @@ class LookPrefetch(PrefetchAroundDraft):
         expected = self._expected.get(one)
         text = one.seq.text
         same_text = expected == (len(text), int(text[-1])) and asked.plan.stored == len(text) - 1
-        return same_text and asked.plan.read_count == self.drafted
+        return same_text and _block_of(asked.plan) == _block_of(self.last[0].plan)
 
     def ran(self, one: Running) -> None:
         asked = one.waits_for
@@ -340,6 +349,11 @@ class LookPrefetch(PrefetchAroundDraft):
         plan = asked.plan
         self.host.memos[one.lane].ran(plan, plan.stored - self._new)
         one.surprises[type(self)] = 0
+
+
+def _block_of(plan: Plan) -> tuple[int, int]:
+    """How many rows a drafter's question has behind the context, and how many of them are read."""
+    return plan.length - plan.stored, plan.read_count
 
 
 def one_longer(plan: Plan, vocab: int) -> Plan:

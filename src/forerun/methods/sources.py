@@ -40,6 +40,7 @@ class Source(ABC):
     def __init__(self, seq: Canvas, target: ChainScorer):
         self.seq = seq
         self.target = target
+        self.known_as = self.name
 
     @abstractmethod
     def chances(self, most: int) -> Sequence[float]:
@@ -119,9 +120,18 @@ class Drafted(ByDepth):
 
     name = "draft"
 
-    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds, drafter: Drafter):
+    def __init__(
+        self,
+        seq: Canvas,
+        target: ChainScorer,
+        odds: Odds,
+        drafter: Drafter,
+        known_as: str = "draft",
+    ):
         super().__init__(seq, target, odds)
         self._drafter = drafter
+        self._asks_model = drafter if isinstance(drafter, ModelDraft) else None
+        self.known_as = known_as
 
     def chances(self, most: int) -> Sequence[float]:
         return super().chances(min(most, UNTRIED + int(self._odds.seen)))
@@ -129,8 +139,8 @@ class Drafted(ByDepth):
     def seconds(self, k: int) -> float:
         """Of its model's forwards, as steps have shown them; else by what one was measured to
         take."""
-        drafter = self._drafter
-        if not isinstance(drafter, ModelDraft):
+        drafter = self._asks_model
+        if drafter is None:
             return 0.0
         seen = self.target.costs.draft_forward()
         if seen is None:
@@ -205,5 +215,5 @@ def sources_of(
         # A request has its own handle of a draft model; what was learnt of the model stays.
         host = getattr(getattr(drafter, "model", None), "host", None)
         name = f"{type(drafter).__name__} {id(host)}"
-        found.append(Drafted(seq, target, odds(name, FIRST_DRAFTED), drafter))
+        found.append(Drafted(seq, target, odds(name, FIRST_DRAFTED), drafter, name))
     return found

@@ -14,6 +14,11 @@ class Offer(Protocol):
     def name(self) -> str: ...
 
     @property
+    def known_as(self) -> str:
+        """Who of that name it is: there may be several draft models."""
+        ...
+
+    @property
     def learns_unasked(self) -> bool:
         """Is it known how well it would do, though it does not draft?"""
         ...

@@ -21,6 +21,7 @@ from forerun.train.own_text import CODE, GREEDY, OwnText
 
 Log = Callable[[str], None]
 TEXTS_SORTED = 32  # steps whose texts are put in order of length
+AT_ONCE = 32  # texts whose hidden states are made together
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class KeptFeatures:
             return cls(target, layers, None)
         # zeros, since what a block must not see is still multiplied by nothing
         self = cls(target, layers, torch.zeros(shape, dtype=weights.dtype, device=weights.device))
-        for blocks in texts.all_in_order(TEXTS_SORTED):
+        for blocks in texts.all_in_order(AT_ONCE):
             self._keep(blocks)
         seconds = time.perf_counter() - began
         log(f"hidden states of {shape[0]:,} tokens: {size / 2**30:.0f} GiB, {seconds:.0f} s")

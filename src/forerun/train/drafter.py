@@ -228,7 +228,11 @@ class DrafterRun:
         other = read_drafter(Path(folder), torch.float32, self.device)
         if other.shape != self.shape:
             raise BadOption(f"begin={folder!r} is a drafter of another shape: {other.shape}.")
-        self.drafter.load_state_dict(other.state_dict())
+        self._take_weights(other.state_dict())
+
+    def _take_weights(self, state: dict[str, Tensor]) -> None:
+        """Those of another drafter, and the tokens that it drafts."""
+        self.drafter.load_state_dict(state)
         if self.drafter.drafted_tokens is not None:
             self._draft_only(self.drafter.drafted_tokens)
 
@@ -443,7 +447,7 @@ class DrafterRun:
         stored = state["shape"] | {"target_layers": tuple(state["shape"]["target_layers"])}
         if stored != asdict(self.shape):
             raise BadOption(f"{file} is of another shape of drafter: choose another folder.")
-        self.drafter.load_state_dict(state["drafter"])
+        self._take_weights(state["drafter"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step = state["step"]
         self.anchors = state["anchors"]
