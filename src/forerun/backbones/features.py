@@ -14,15 +14,29 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerun.backbones.attention import LayerAttention, attend
 from forerun.backbones.dflash import DraftLayer, FeatureDrafter, Rotation
-from forerun.backbones.lean import LeanBackbone
+from forerun.backbones.lean import LeanBackbone, quantised_product
+from forerun.backbones.native import native_product
+from forerun.backbones.products import Matrix, joined, times
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, Tiles
 from forerun.errors import BadCheckpoint
+
+
+def take_matrix(target: LeanBackbone, weights: Sequence[Tensor]) -> Matrix:
+    """Matrices that are multiplied by the same rows, as one, in the kind of product that is fastest
+    where the target runs. Beside a target in few bits on a CPU a drafter has 8: a block's rows
+    share each weight, and a draft need not be as precise."""
+    joined_OI = joined([weight.detach() for weight in weights])
+    if target.capturable:  # by kernels, which take tensors
+        return joined_OI.t()
+    if target.quantize:
+        return quantised_product(joined_OI, None, "int8")[1]
+    return native_product(joined_OI, None, None) or joined_OI.t()
 
 
 class FewTokens:
@@ -31,18 +45,17 @@ class FewTokens:
     def __init__(self, target: LeanBackbone, tokens_N: Tensor):
         self.target = target
         self.tokens_N = tokens_N
-        # A packed head has no columns that could be taken; an embedding that is the head does: a
-        # draft need not be as precise. Rows lie as kernels read them.
-        self.head_EN: Tensor | None = None
+        # A packed head has no columns that could be taken; an embedding that is the head does.
+        self.head: Matrix | None = None
         if isinstance(target.head, Tensor):
-            self.head_EN = target.head.t()[tokens_N].contiguous().t()
+            self.head = take_matrix(target, [target.head.t()[tokens_N]])
         elif target.tied:
-            self.head_EN = target.embed[tokens_N].contiguous().t()
+            self.head = take_matrix(target, [target.embed[tokens_N]])
 
     def unembed(self, x_RE: Tensor) -> Tensor:
-        if self.head_EN is None:
+        if self.head is None:
             return self.spread(self.target.unembed(x_RE)[:, self.tokens_N])
-        return self.spread(x_RE @ self.head_EN)
+        return self.spread(times(x_RE, self.head, None))
 
     def spread(self, logits_RN: Tensor) -> Tensor:
         """Over all tokens."""
@@ -50,47 +63,36 @@ class FewTokens:
         return logits_RV.index_copy_(1, self.tokens_N, logits_RN)
 
 
-class KernelLayer(NamedTuple):
-    """The weights of a draft layer as kernels take them: matrices [in, out], joined where they are
-    multiplied by the same rows."""
+class TakenLayer(NamedTuple):
+    """The weights of a draft layer as they are multiplied."""
 
     norm_attn: Tensor
-    qkv: Tensor
+    qkv: Matrix
     q_norm: Tensor
     k_norm: Tensor
-    out: Tensor
+    out: Matrix
     norm_mlp: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
     @classmethod
-    def of(cls, layer: DraftLayer) -> KernelLayer:
+    def of(cls, layer: DraftLayer, target: LeanBackbone) -> TakenLayer:
         attn, mlp = layer.self_attn, layer.mlp
+        take = partial(take_matrix, target)
         return cls(
-            norm_attn=layer.input_layernorm.weight,
-            qkv=_joined([attn.q_proj, attn.k_proj, attn.v_proj]),
-            q_norm=attn.q_norm.weight,
-            k_norm=attn.k_norm.weight,
-            out=attn.o_proj.weight.t(),
-            norm_mlp=layer.post_attention_layernorm.weight,
-            gate_up=_joined([mlp.gate_proj, mlp.up_proj]),
-            down=mlp.down_proj.weight.t(),
+            norm_attn=layer.input_layernorm.weight.detach(),
+            qkv=take([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]),
+            q_norm=attn.q_norm.weight.detach(),
+            k_norm=attn.k_norm.weight.detach(),
+            out=take([attn.o_proj.weight]),
+            norm_mlp=layer.post_attention_layernorm.weight.detach(),
+            gate_up=take([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=take([mlp.down_proj.weight]),
         )
-
-
-def _joined(parts: Sequence[nn.Linear]) -> Tensor:
-    """Matrices side by side; from now on they live in one memory."""
-    joined = torch.cat([part.weight.detach() for part in parts])
-    for part, rows in zip(parts, joined.split([len(part.weight) for part in parts])):
-        part.weight.data = rows
-    return joined.t()
 
 
 class FeatureBackbone(SlottedBackbone):
     """Embedding and head are the target's. `source` is where the target keeps hidden states."""
-
-    capturable = True
-    has_fixed_kernels = True
 
     def __init__(self, drafter: FeatureDrafter, target: LeanBackbone, name: str = "drafter"):
         shape = drafter.shape
@@ -110,6 +112,8 @@ class FeatureBackbone(SlottedBackbone):
         self.context = target.context
         self.device = target.device
         self.dtype = target.dtype
+        self.capturable = target.capturable
+        self.has_fixed_kernels = target.has_fixed_kernels
         self.deterministic = target.deterministic
         self.layers = shape.layers
         self.heads = shape.heads
@@ -117,7 +121,10 @@ class FeatureBackbone(SlottedBackbone):
         self.head_dim = shape.head_dim
         self.cost = float(sum(p.numel() for p in drafter.parameters()))
         self.source: Slots | None = None
-        self._kernel_layers = [KernelLayer.of(layer) for layer in drafter.stack]
+        self._stack = [TakenLayer.of(layer, target) for layer in drafter.stack]
+        self._fusing = take_matrix(target, [drafter.fc.weight])
+        for weight in (*drafter.layers.parameters(), drafter.fc.weight):
+            weight.data = weight.new_empty(0)  # taken over
         tokens = drafter.drafted_tokens
         self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
 
@@ -127,9 +134,10 @@ class FeatureBackbone(SlottedBackbone):
         is_context_T = batch.tokens_T >= self.vocab
         tokens_T = torch.where(is_context_T, batch.tokens_T - self.vocab, batch.tokens_T)
         x_TE = F.embedding(tokens_T, self.target.embed)
-        fused_TE = self.drafter.fuse(self._features(batch))
+        fused_TE = times(self.drafter.normed(self._features(batch)), self._fusing, None)
+        fused_TE = self.drafter.hidden_norm(fused_TE)
         rotary = Rotation.of(batch.positions_T, self.drafter.shape, x_TE.dtype)
-        for index, layer in enumerate(self.drafter.stack):
+        for index, layer in enumerate(self._stack):
             call = LayerAttention(index, batch, slots, self.head_dim**-0.5)
             x_TE = self._layer(layer, x_TE, fused_TE, rotary, call)
         x_RE = self.drafter.norm(x_TE[batch.reads_R])
@@ -145,9 +153,11 @@ class FeatureBackbone(SlottedBackbone):
         eps = self.drafter.shape.eps
         is_context_T1 = (batch.tokens_T >= self.vocab)[:, None]
         x_TE = F.embedding(batch.tokens_T % self.vocab, self.target.embed)
-        fused_TE = product(self.drafter.normed(self._features(batch)), self.drafter.fc.weight.t())
+        fusing: Any = self._fusing  # tensors all: where there are tiles, nothing else is taken
+        stack: list[Any] = self._stack
+        fused_TE = product(self.drafter.normed(self._features(batch)), fusing)
         fused_TE = norm(fused_TE, self.drafter.hidden_norm.weight, eps)
-        for index, layer in enumerate(self._kernel_layers):
+        for index, layer in enumerate(stack):
             normed_TE = norm(x_TE, layer.norm_attn, eps)
             qkv_TN = product(torch.where(is_context_T1, fused_TE, normed_TE), layer.qkv)
             rotary = Rotary(*self._turns_CD, eps, layer.q_norm, layer.k_norm)
@@ -158,13 +168,13 @@ class FeatureBackbone(SlottedBackbone):
             h_TI = product(x_TE, layer.gate_up, normed=norm_mlp, gated=True)
             x_TE = product(h_TI, layer.down, onto=x_TE)
         x_RE = norm(x_TE[batch.reads_R], self.drafter.norm.weight, eps)
-        if self._few is not None and self._few.head_EN is not None:
-            return self._few.spread(product(x_RE, self._few.head_EN))
-        head: Any = self.target.head
-        logits_RV = product(x_RE, head)
-        return (
-            logits_RV if self._few is None else self._few.spread(logits_RV[:, self._few.tokens_N])
-        )
+        few = self._few
+        of_few = None if few is None else few.head
+        head: Any = self.target.head if of_few is None else of_few
+        logits_RN = product(x_RE, head)
+        if few is None:
+            return logits_RN
+        return few.spread(logits_RN[:, few.tokens_N] if of_few is None else logits_RN)
 
     @cached_property
     def _turns_CD(self) -> tuple[Tensor, Tensor]:
@@ -182,15 +192,21 @@ class FeatureBackbone(SlottedBackbone):
 
     def _layer(
         self,
-        layer: DraftLayer,
+        layer: TakenLayer,
         x_TE: Tensor,
         fused_TE: Tensor,
         rotary: Rotation,
         call: LayerAttention,
     ) -> Tensor:
-        normed_TE = layer.input_layernorm(x_TE)
         is_context_T1 = (call.batch.tokens_T >= self.vocab)[:, None]
-        k, v = layer.self_attn.keys_values(torch.where(is_context_T1, fused_TE, normed_TE), rotary)
-        q = layer.self_attn.queries(normed_TE, rotary)
-        x_TE = x_TE + layer.self_attn.o_proj(attend(q, k, v, call))
-        return x_TE + layer.mlp(layer.post_attention_layernorm(x_TE))
+        rows_TE = torch.where(is_context_T1, fused_TE, self._norm(x_TE, layer.norm_attn))
+        qkv = times(rows_TE, layer.qkv, None).unflatten(-1, (-1, self.head_dim))
+        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 1)
+        q, k = rotary(self._norm(q, layer.q_norm)), rotary(self._norm(k, layer.k_norm))
+        x_TE = x_TE + times(attend(q, k, v, call), layer.out, None)
+        gate_up = times(self._norm(x_TE, layer.norm_mlp), layer.gate_up, None)
+        gate, up = gate_up.chunk(2, -1)
+        return x_TE + times(F.silu(gate) * up, layer.down, None)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.drafter.shape.eps)

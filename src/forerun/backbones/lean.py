@@ -377,13 +377,13 @@ class _Taker:
         if product is not None:
             return "its own codes", product
         bits = "int4" if codes.bits == "int4" else "int8"
-        kind, near = _quantised_product(codes.widened(), bias, bits)
+        kind, near = quantised_product(codes.widened(), bias, bits)
         return f"nearest {bits}, {kind}", near
 
     def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
         """The kind of product, and the matrix as that takes it."""
         if self._quantize is not None and not self._packs:
-            return _quantised_product(weight_OI, bias, self._quantize)
+            return quantised_product(weight_OI, bias, self._quantize)
         if self._quantize is not None:
             from forerun.backbones.kernels.packed import packed
 
@@ -397,7 +397,7 @@ class _Taker:
         return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
 
 
-def _quantised_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> tuple[str, Product]:
+def quantised_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> tuple[str, Product]:
     """A matrix in few bits, and the kind of its product on this CPU: ours, where it can be
     compiled."""
     made = native_product(weight_OI, bias, bits)
