@@ -208,6 +208,19 @@ def test_lost_pages_are_not_looked_at(whose, tmp_path):
         assert result.token_ids == wanted
 
 
+@pytest.mark.parametrize("change,words", [("outside", "d2t names tokens"), ("gone", "d2t")])
+def test_drafted_tokens_that_are_none_of_the_targets_are_refused(change, words, tmp_path):
+    make_drafter(tmp_path, draft_vocab=40)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if change == "outside":
+        tensors["d2t"][0] = 9999
+    else:
+        del tensors["d2t"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=words):
+        forerun.load("tiny").generate("abc", method="specdiff", draft=str(tmp_path), max_tokens=4)
+
+
 def test_a_perfect_drafter_is_always_believed(tmp_path, monkeypatch):
     """With the target's own next tokens as drafts everything is accepted, so that places are
     right."""

@@ -243,3 +243,5 @@ def test_recipes_refuse_what_they_do_not_know(tmp_path):
         read_recipe(str(file))
     with pytest.raises(BadOption, match="markov_rank=0"):
         DrafterRecipe(autoregressive=True)
+    with pytest.raises(BadOption, match="begin='nowhere' is no drafter"):
+        DrafterRecipe(begin="nowhere")

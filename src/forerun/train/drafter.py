@@ -23,6 +23,7 @@ from torch import Tensor
 
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints.drafters import read_drafter, write_drafter
+from forerun.drafters.features import is_checkpoint
 from forerun.errors import BadOption, unknown
 from forerun.options import check_whole
 from forerun.train.anchors import Blocks, KeptFeatures, Texts
@@ -80,6 +81,11 @@ class DrafterRecipe:
         check_whole("block", self.block, 2)
         for name in ("markov_rank", "inner", "draft_vocab"):
             check_whole(name, getattr(self, name), 0)
+        if self.begin is not None and not is_checkpoint(Path(self.begin)):
+            raise BadOption(
+                f"begin={self.begin!r} is no drafter that looks into its target: give the folder "
+                "of one, with its config.json."
+            )
         if self.autoregressive and self.markov_rank:
             raise BadOption(
                 f"autoregressive=True sees the tokens before, and markov_rank={self.markov_rank} "
