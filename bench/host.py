@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from no_device import Script, model_without_device
 from torch.overrides import TorchFunctionMode
 
@@ -28,13 +29,24 @@ from forerun.api import Model
 from forerun.checkpoints import tiny
 from forerun.families.base import Family
 from forerun.families.causal import Causal
+from forerun.families.features import Features
 from forerun.families.masked import Masked
+from forerun.probability.markov import Markov
 from forerun.probability.noise import uniform
 from forerun.sequence.canvas import Canvas
 
 VOCAB = 256
 PROMPT = 256
-METHODS = ("ar", "jacobi", "lookup", "speculative", "specdiff", "auto", "auto+draft")
+METHODS = (
+    "ar",
+    "jacobi",
+    "lookup",
+    "speculative",
+    "specdiff",
+    "look",
+    "auto",
+    "auto+draft",
+)
 PHRASE = 24  # tokens that a text repeats
 CHANGES = 0.07  # share of its tokens that are others
 DRAFT_RIGHT = 0.86  # share of a draft model's tokens that are the text's
@@ -82,6 +94,10 @@ class CountedCalls(TorchFunctionMode):
 
 
 def draft_family(method: str) -> Family | None:
+    if method == "look":
+        tokens = len(tiny.tokenizer())
+        markov = Markov(*torch.zeros(2, tokens, 4))
+        return Features(tokens, tokens - 1, block=8, markov=markov)
     if method == "specdiff":
         return Masked(VOCAB)
     return Causal() if method in ("speculative", "auto+draft") else None
@@ -95,6 +111,7 @@ class Bench:
     batch: int
     tokens: int
     temperature: float
+    k: int | None = None  # tokens of a draft, where that is not left to the method
 
     def __post_init__(self) -> None:
         self.script = Script(text, drafted, guessed)
@@ -116,9 +133,11 @@ class Bench:
             for number in range(self.batch)
         ]
         options: dict[str, Any] = dict(max_tokens=self.tokens, temperature=self.temperature)
+        if self.k is not None:
+            options["k"] = self.k
         if self.draft is not None:
             options["draft"] = self.draft
-        method = self.method.partition("+")[0]
+        method = "specdiff" if self.method == "look" else self.method.partition("+")[0]
         return self.model.submit(prompts, method=method, ignore_eos=True, **options)
 
     def warm_up(self) -> None:
@@ -199,13 +218,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--max-tokens", type=int, default=120)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--k", type=int)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
     print("method       batch  us/step  us/sequence  whole  calls  tokens accepted")
     for method in asked.methods:
         for batch in asked.batch:
-            bench = Bench(method, batch, asked.max_tokens, asked.temperature)
+            bench = Bench(method, batch, asked.max_tokens, asked.temperature, asked.k)
             bench.warm_up()
             for _ in range(asked.rounds):
                 bench.measure()

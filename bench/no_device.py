@@ -34,9 +34,10 @@ from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
-from forerun.engine.rules import Applied, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.families.base import Family
 from forerun.families.causal import Causal
+from forerun.families.features import Features
 from forerun.probability.acceptance import sample_token
 from forerun.probability.outcomes import (
     JacobiStep,
@@ -180,6 +181,14 @@ class NoRules(Rules):
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
         return self._scripted(super().apply(draws).packed, draws)
 
+    def apply_ahead(self, draws: Sequence[Draw[Any]], late: Sequence[Late]) -> Applied | None:
+        applied = super().apply_ahead(draws, late)
+        if applied is None:
+            return None
+        scripted = self._scripted(applied.packed, draws)
+        scripted.used_noise = applied.used_noise
+        return scripted
+
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
         applied = super().draw_tokens(draws)
         made = [Draw(sample_token, (), seq) for seq in draws.seqs]
@@ -297,6 +306,8 @@ def model_without_device(
         return model, None
     little = model.draft_model(made("less", draft, 5e8))
     without_device(engine.hosts[1], engine, script)
+    if isinstance(draft, Features):
+        engine.hosts[1].looks_into = model.host
     return model, little
 
 

@@ -10,9 +10,9 @@ import forerun
 from forerun.backbones.features import FeatureBackbone
 from forerun.backbones.lean import LeanBackbone
 from forerun.drafters.features import FeaturesDrafter
-from forerun.engine import graphs, prefetch_drafts
+from forerun.engine import graphs, prefetch_looks
 from forerun.engine.engine import Engine
-from forerun.engine.prefetch_drafts import LookPrefetch
+from forerun.engine.prefetch_looks import LookPrefetch
 from forerun.probability.acceptance import matching
 from forerun.sequence.canvas import Draw
 from tests.drafters.test_features import make_drafter
@@ -185,7 +185,7 @@ MUTANTS = {
         LookPrefetch, "_new", property(lambda self: self.drafted)
     ),
     "as if nothing were accepted": lambda patch: patch.setattr(
-        prefetch_drafts, "Moved", lambda steps_B, most: graphs.Moved(0 * steps_B, most)
+        prefetch_looks, "Moved", lambda steps_B, most: graphs.Moved(0 * steps_B, most)
     ),
     "however many tokens are asked for": lambda patch: patch.setattr(
         LookPrefetch, "matches", lambda self, one: one.waits_for.host is self.host

@@ -209,7 +209,7 @@ class Memo:
         if isinstance(plan, PlainText):
             self._note_text(start, plan.tokens[start:])
         else:
-            self._rows[:, start : plan.stored] = plan.rows[:, start : plan.stored]
+            self._rows[:, start : plan.stored] = plan.rows_between(start, plan.stored)
         self._held = plan.stored
         self._causal = min(plan.causal, plan.stored)
         self.relied_on = plan.relied_on

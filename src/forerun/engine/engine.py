@@ -31,8 +31,9 @@ from forerun.engine.host import Host
 from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
-from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee
-from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_around_draft
+from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee, hides_host
+from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
+from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -114,6 +115,7 @@ class Engine:
         self.foresight = Foresight()
         self._prefetched: Prefetch | None = None
         self._drafted: Drafted | None = None  # by a model, last
+        self._drawn: DrawnAhead | None = None  # from blocks that were handed over last
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -417,6 +419,7 @@ class Engine:
         one.waits_for = None
         one.last_question = None
         one.looked = None
+        one.drew = None
         self._drafted = None  # a finished request must not be held
         self.running.remove(one)
         for host in self.hosts:
@@ -425,6 +428,7 @@ class Engine:
         self.free_lanes.sort()
         if not self.running:
             self._prefetched = None
+            self._drawn = None
             self.watch.idle()
         self._end_ticket(one.ticket)
 
@@ -444,11 +448,16 @@ class Engine:
         """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
         began = time.perf_counter()
         self._drop_prefetched()
-        self.watch.drawing()
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
         applied: list[tuple[list[int], Applied]] = []
-        for members in by_kind(draws):
+        early = self._take_drawn_ahead(served, applied)
+        if not early:
+            self.watch.drawing()
+        for one, draw in zip(served, draws):
+            if one.looked is not None and one.last_question is one.looked:
+                one.drew = draw
+        for members in by_kind(draws, [i for i in range(len(draws)) if i not in early]):
             try:
                 applied.append((members, self.rules.apply([draws[i] for i in members])))
                 if not self.rules.is_warm:
@@ -459,6 +468,18 @@ class Engine:
         self.clock.rules += time.perf_counter() - began
         self._arrive(served, answers, applied)
         return answers
+
+    def _take_drawn_ahead(
+        self, served: list[Running], applied: list[tuple[list[int], Applied]]
+    ) -> list[int]:
+        """Who wants just what was drawn ahead gets that; and the forward about it may have begun.
+        Who that is, by index."""
+        drawn, self._drawn = self._drawn, None
+        early = [] if drawn is None else [i for i, one in enumerate(served) if drawn.holds(one)]
+        if drawn is not None and early:
+            applied.append((early, drawn.outcomes([served[i] for i in early])))
+            self._prefetched = drawn.judging
+        return early
 
     def _arrive(
         self,
@@ -471,7 +492,8 @@ class Engine:
         if it can be foreseen. `in_step`: the one that is drawn from began so, too."""
         if applied:
             self.clock.mark("rules", applied[0][1].device)
-        if len(applied) == 1 and len(applied[0][0]) == len(served):
+        together = len(applied) == 1 and len(applied[0][0]) == len(served)
+        if together and self._prefetched is None:
             self._try_to_prefetch(served, applied[0][1], in_step)
         began = time.perf_counter()
         for members, one in applied:
@@ -524,12 +546,35 @@ class Engine:
         prefetched = self._foresee(served, applied, alone, in_step) if enabled else None
         if prefetched is None or not (alone or self._read_beside(prefetched)):
             return
+        if not self._begin(prefetched, applied):
+            return
+        self._prefetched = prefetched
+        if isinstance(prefetched, LookPrefetch):
+            self._draw_ahead(prefetched, applied)
+
+    def _draw_ahead(self, look: LookPrefetch, verdicts: Source) -> None:
+        """Queue what will be drawn from blocks behind them, and the forward about it behind
+        that."""
+        drawn = DrawnAhead.guess(look)
+        if drawn is None:
+            return
+        drawn.applied = self.rules.apply_ahead(drawn.draws, drawn.late(verdicts))
+        if drawn.applied is None:
+            return
+        look.drawn = drawn
+        self.clock.mark("rules", drawn.applied.device)
+        judging = JudgeDrawn.after(look, drawn, verdicts, self.hosts[0])
+        if judging is not None and self._begin(judging, drawn.applied):
+            drawn.judging = judging
+
+    def _begin(self, prefetched: Prefetch, applied: Source) -> bool:
+        """Begin a forward ahead, if it can."""
         host = prefetched.host
         batch = prefetched.batch(applied)
         if not prefetched.prepare(batch):
             if not host.runner.is_warm:
                 self.watch.unusual()
-            return
+            return False
         prefetched.begin()
         parts = prefetched.reading
         for part in parts:
@@ -541,16 +586,21 @@ class Engine:
             self.watch.wrote(1 + more)
         for part in parts:
             host.memos[part.one.lane].ran(part.plan, part.start)
-        self._prefetched = prefetched
+        return True
 
     def _foresee(
         self, served: list[Running], applied: Source, alone: bool, in_step: bool
     ) -> Prefetch | None:
         if applied.type not in (Tokens, Verdict):
             return foresee(served, applied, alone, in_step)
-        if not alone:
+        target = self.hosts[0]
+        if not alone or not hides_host(target):
             return None
-        return foresee_around_draft(served, applied, self.hosts[0], self._drafted)
+        if applied.type is Tokens:
+            return foresee_judging(served, target)
+        if self._drafted is not None:
+            return DraftPrefetch.guess(served, self._drafted)
+        return LookPrefetch.guess(served)
 
     def _read_beside(self, prefetched: Prefetch) -> bool:
         """Have the others read in a forward that begins ahead, if that is what they wait for."""
@@ -639,6 +689,8 @@ class Engine:
         if isinstance(prefetched, DraftPrefetch):
             return self._hand_over_drafts(served, prefetched.written_for(served))
         logits_RV = prefetched.logits_of(served)
+        if isinstance(prefetched, LookPrefetch):
+            self._drawn = prefetched.drawn
         drawn = self._draw_next_tokens(served, logits_RV)
         return self._answers(served, logits_RV) if drawn is None else drawn
 
@@ -765,10 +817,12 @@ def show_to_recorder(
     recorder.answered(chains, question.positions, pairs, question.drafting)
 
 
-def by_kind(draws: Sequence[Draw[Any]]) -> list[list[int]]:
-    """The draws that share a rule, by index; those with and without an argument apart."""
+def by_kind(draws: Sequence[Draw[Any]], indices: Sequence[int]) -> list[list[int]]:
+    """Those of these draws that share a rule, by index; those with and without an argument
+    apart."""
     kinds: dict[tuple[object, ...], list[int]] = {}
-    for i, draw in enumerate(draws):
+    for i in indices:
+        draw = draws[i]
         kind = (draw.rule, *(argument is None for argument in draw.arguments))
         kinds.setdefault(kind, []).append(i)
     return list(kinds.values())

@@ -27,7 +27,7 @@ from forerun.engine.costs import (
 )
 from forerun.engine.graphs import ForwardRunner
 from forerun.engine.pace import Pace, several_processes
-from forerun.engine.pack import Batch, NextRows, Segment
+from forerun.engine.pack import Batch, NextRows
 from forerun.engine.pages import PagePool, PageShape, pages_for
 from forerun.errors import NotAble
 from forerun.probability.transfer import to_device
@@ -177,7 +177,7 @@ class Host:
     def _with_sources(self, batch: Batch) -> Batch:
         """Say where the hidden states lie that rows are made of, if they are."""
         if self.looks_into is not None:
-            batch.sources = self.looks_into.feature_slots(batch.segments)
+            batch.sources = self.looks_into.feature_slots(batch)
             batch.source_table = self.looks_into.slots.table
             batch.source_table.to_device()
         return batch
@@ -214,17 +214,15 @@ class Host:
         places_T = to_device(places, torch.long, self.device)
         return torch.cat([self.slots.features[layer][places_T] for layer in layers], -1)
 
-    def feature_slots(self, segments: Sequence[Segment]) -> np.ndarray:
+    def feature_slots(self, batch: Batch) -> np.ndarray:
         """Where the hidden states of another model's rows lie: at the same places of the same
         lanes, for rows that are remembered."""
         table = self.slots.table
-        found = []
-        for segment in segments:
-            row = np.arange(segment.start, segment.end)
-            kept = min(segment.plan.stored, table.per_lane * table.size)
-            places = table.places(np.array(segment.lane), np.minimum(row, kept - 1).clip(0))
-            found.append(np.where(row < kept, places, table.scratch_slot))
-        return np.concatenate(found)
+        most = table.per_lane * table.size
+        kept_T = batch.for_rows([min(each.plan.stored, most) for each in batch.segments])
+        within_T = np.minimum(batch.places, kept_T - 1).clip(0)
+        found_T = table.places(batch.lanes, within_T)
+        return np.where(batch.places < kept_T, found_T, table.scratch_slot)
 
     def forget(self) -> None:
         """Let go of everything that slots hold, to begin cold."""

@@ -67,6 +67,7 @@ class Batch:
 
     # The rows as attention kernels take them. Without tiles, attention goes by segments.
     tiles: Tiles[Tensor] | None = None
+    cut: Tiles[np.ndarray] | None = None  # the same on the host, once somebody has asked
     # Tokens of the first rows, drawn on the device: the host does not know them yet.
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
@@ -97,6 +98,7 @@ class Batch:
         shift_B = np.array(starts) - offsets
         self.lanes = _for_rows(np.array(lanes), self.row_counts)
         places_T = np.arange(total) + _for_rows(shift_B, self.row_counts)
+        self.places = places_T  # of the rows in their own plans
         if isinstance(table, int):
             table = PageTable(max(lanes) + 1, table)
         self.table = table
@@ -124,9 +126,14 @@ class Batch:
         other.rows_5T[TOKEN] = tokens
         other.drawn_T = None
         other.moved = None
+        other.cut = None
         for made in ("_integers", "tokens_T"):
             other.__dict__.pop(made, None)
         return other
+
+    def for_rows(self, values: Sequence[int]) -> np.ndarray:
+        """The value of every sequence, for each of its rows."""
+        return _for_rows(np.array(values), self.row_counts)
 
     @property
     def longest(self) -> int:
@@ -234,7 +241,8 @@ class NextRows(Batch):
         self.read_counts = [1] * count
         self.lanes = np.array(lanes)
         ends_B = np.array(lengths)
-        self.slots = table.places(self.lanes, ends_B - 1)
+        self.places = ends_B - 1
+        self.slots = table.places(self.lanes, self.places)
         self.rows_5T = np.zeros((5, count), np.int32)
         self.rows_5T[POSITION] = ends_B - 1
         self.rows_5T[HORIZON] = ends_B

@@ -12,6 +12,7 @@ gets that. A sequence that was foreseen wrongly twice in a row is not foreseen a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +22,14 @@ from torch import Tensor
 from forerun.engine.continuation import Continuations, KnownProgram, WrittenBatch
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved
-from forerun.engine.prefetch import Prefetch, Source, hides_host
+from forerun.engine.prefetch import Prefetch, Source
 from forerun.engine.ticket import Running
 from forerun.probability.noise import uniforms_ahead
 from forerun.probability.outcomes import Tokens, Verdict
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Continuation, Question, Written
-from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
+from forerun.sequence.rows import PlainText, Plan, text_and_chain
 
 ALIKE = 2  # drafts in a row, before the next one is taken for another such
 SURPRISES = 2  # in a row, after which a sequence is not foreseen any more
@@ -45,12 +46,12 @@ class Drafted(NamedTuple):
     def is_of(self, running: Sequence[Running]) -> bool:
         """Is it what all these have just had judged?"""
         return len(running) == len(self.running) and all(
-            one is other and _judged_tokens(one) == list(tokens) and one.seq.known == asked.length
+            one is other and judged_tokens(one) == list(tokens) and one.seq.known == asked.length
             for one, other, asked, tokens in zip(running, self.running, self.asked, self.tokens)
         )
 
 
-def _judged_tokens(one: Running) -> list[int]:
+def judged_tokens(one: Running) -> list[int]:
     question = one.last_question
     return list(question.chains[0].tokens) if question is not None else []
 
@@ -69,6 +70,17 @@ class PrefetchAroundDraft(Prefetch):
     def _surprises(self, one: Running) -> int:
         return one.surprises.get(type(self), 0)
 
+    def logits_of(self, running: Sequence[Running]) -> Tensor:
+        """The result for those who are left: of each as many rows, from its first on, as it
+        asks for."""
+        asked = [reads_of(one) for one in running]
+        if asked == [self.rows_of[one] for one in running]:
+            return super().logits_of(running)
+        assert self.logits_RV is not None
+        starts = dict(zip(self.rows_of, accumulate(self.rows_of.values(), initial=0)))
+        kept = [np.arange(starts[one], starts[one] + rows) for one, rows in zip(running, asked)]
+        return self.logits_RV[to_device(np.concatenate(kept), torch.long, self.logits_RV.device)]
+
     def _prepare_or_capture(self, batch: Batch) -> bool:
         """Can it begin? If not, the next such one can, where it can be captured."""
         if super().prepare(batch):
@@ -84,18 +96,25 @@ class PrefetchAroundDraft(Prefetch):
         return to_device(last, torch.long, self.host.device)
 
 
+def reads_of(one: Running) -> int:
+    """How many rows it asks for."""
+    assert isinstance(one.waits_for, Question)
+    return one.waits_for.plan.read_count
+
+
 class JudgePrefetch(PrefetchAroundDraft):
-    """The target's forward about a draft of every sequence. All drafts are equally long."""
+    """The target's forward about a draft of every sequence. Drafts that turn out to be shorter,
+    because a text or a draft ends there, are judged by its first rows."""
 
     def __init__(self, host: Host, running: Sequence[Running], length: int):
         super().__init__(host, running)
         self.rows_of = dict.fromkeys(running, length + 1)
-        self.length = length  # of the drafts
+        self.length = length  # of the longest draft
         self.texts = [one.seq.text for one in running]
 
     @classmethod
     def guess(cls, running: Sequence[Running], target: Host, length: int) -> JudgePrefetch | None:
-        """Of drafts that are so long."""
+        """Of drafts that are at most so long."""
         self = cls(target, running, length)
         if not all(map(self._is_likely, running)):
             return None
@@ -110,7 +129,7 @@ class JudgePrefetch(PrefetchAroundDraft):
         seq = one.seq
         memo = self.host.memos[one.lane]
         most = min(self.host.room, self.host.backbone.context)
-        fits = 0 < seq.known <= most - self.length and seq.remaining > self.length
+        fits = 0 < seq.known <= most - self.length
         return fits and self._surprises(one) < SURPRISES and memo.holds_text(seq.text[:-1])
 
     def batch(self, applied: Source) -> Batch:
@@ -134,9 +153,33 @@ class JudgePrefetch(PrefetchAroundDraft):
     def learn(self, answers: Sequence[object]) -> None:
         for one, text, answer in zip(self.running, self.texts, answers, strict=True):
             chain = answer.tokens if isinstance(answer, (Tokens, Written)) else []
-            if len(chain) >= self.length:  # else the text ends in it, and fewer rows are asked for
-                chain = chain[: self.length]
-                self.foreseen[one] = PlainText.of(text_and_chain(text, chain), len(text) - 1)
+            self._foresee(one, text, chain)
+
+    def _foresee(self, one: Running, text: np.ndarray, chain: Sequence[int]) -> None:
+        """Rows of this draft run after this text."""
+        tokens = text_and_chain(text, chain[: self.length])
+        self.foreseen[one] = PlainText.of(tokens, len(text) - 1)
+
+    def matches(self, one: Running) -> bool:
+        """Does it ask about the draft that was foreseen, or its beginning?"""
+        question = one.waits_for
+        if not isinstance(question, Question) or question.host is not self.host:
+            return False
+        foreseen = self.foreseen.get(one)
+        return foreseen is not None and _begins_with(foreseen, question.plan)
+
+    def ran(self, one: Running) -> None:
+        assert isinstance(one.waits_for, Question)
+        plan = one.waits_for.plan
+        self.host.memos[one.lane].ran(plan, plan.first_read)
+        one.surprises[type(self)] = 0
+
+
+def _begins_with(foreseen: PlainText, asked: Plan) -> bool:
+    """Are these the first of the foreseen rows, all of which are read?"""
+    if not isinstance(asked, PlainText) or asked.first_read != foreseen.first_read:
+        return False
+    return foreseen.tokens[: asked.length].tobytes() == asked.tokens.tobytes()
 
 
 class DraftPrefetch(PrefetchAroundDraft):
@@ -252,135 +295,10 @@ class DraftPrefetch(PrefetchAroundDraft):
         return self.written.only([self._number[one] for one in served])
 
 
-class LookPrefetch(PrefetchAroundDraft):
-    """The next block of a drafter that looks into its target, for every sequence, as far on as the
-    last draft is accepted. Before a block the hidden states of as many tokens as may be new are
-    projected: those that were before come out as they did. All drafts are equally long."""
-
-    drafting = True
-
-    def __init__(self, host: Host, running: Sequence[Running], last: Sequence[Question]):
-        super().__init__(host, running)
-        self.last = last  # the question about the last block of each
-        self.drafted = last[0].plan.read_count
-        self.rows_of = dict.fromkeys(running, self.drafted)
-        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
-
-    @classmethod
-    def guess(cls, running: Sequence[Running]) -> LookPrefetch | None:
-        last = [one.looked for one in running if one.looked is not None]
-        if len(last) < len(running) or len({(q.host, *_block_of(q.plan)) for q in last}) > 1:
-            return None
-        host = last[0].host
-        assert isinstance(host, Host)
-        if not host.runner.capture_enabled:
-            return None
-        self = cls(host, running, last)
-        if not all(map(self._is_likely, running, last)):
-            return None
-        pages = sum(
-            host.memos[one.lane].pages_needed(one.seq.known - self._new, self._end(question))
-            for one, question in zip(running, last)
-        )
-        return self if host.pool.ensure(pages) else None
-
-    @property
-    def _new(self) -> int:
-        """The most tokens of context that may be new: the last one, and those of the draft."""
-        return self.drafted + 1
-
-    def _end(self, last: Question) -> int:
-        """The slots that the next block may reach."""
-        return last.plan.length + self._new
-
-    def _is_likely(self, one: Running, last: Question) -> bool:
-        """Was the last draft of its text judged, and will there be another one as long?"""
-        known = one.seq.known
-        fits = self._new <= known and self._end(last) <= min(self.host.room, self.host.most_rows)
-        goes_on = one.seq.remaining > 2 * self._new
-        asked = last.plan.stored == known - 1 and len(_judged_tokens(one)) <= self.drafted
-        return fits and goes_on and asked and self._sees(one) and self._surprises(one) < SURPRISES
-
-    def _sees(self, one: Running) -> bool:
-        """Are its context, and the hidden states of the text, where they were?"""
-        target = self.host.looks_into
-        assert target is not None
-        held = self.host.memos[one.lane].holds_rows(one.seq.known - 1)
-        return held and target.memos[one.lane].holds_text(one.seq.text)
-
-    def batch(self, applied: Source) -> Batch:
-        work: list[tuple[int, Plan, int]] = []
-        for one, last in zip(self.running, self.last):
-            start = one.seq.known - self._new
-            work.append((one.lane, one_longer(last.plan, self.host.backbone.vocab), start))
-        batch = self.host.batch(work, ahead=self.drafted)
-        tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
-        tokens_BL = tokens_BL.view(len(self.running), -1)
-        tokens_BL[:, self._new] = applied.column("token").clamp(0, self.host.backbone.vocab - 1)
-        batch.drawn_T = tokens_BL.flatten()
-        batch.moved = Moved(applied.column("accepted").clamp(min=0), self.drafted)
-        return batch
-
-    def prepare(self, batch: Batch) -> bool:
-        return self._prepare_or_capture(batch)
-
-    def begin(self) -> None:
-        for one in self.running:
-            self.host.memos[one.lane].keep_at_most(one.seq.known - self._new)
-
-    def learn(self, answers: Sequence[object]) -> None:
-        for one, answer in zip(self.running, answers, strict=True):
-            if isinstance(answer, Verdict):
-                length = one.seq.known + answer.accepted + 1
-                self._expected[one] = (length, answer.token)
-
-    def matches(self, one: Running) -> bool:
-        """Of a text that only grows, its length and its last token tell."""
-        asked = one.waits_for
-        if not isinstance(asked, Question) or asked.host is not self.host:
-            return False
-        expected = self._expected.get(one)
-        text = one.seq.text
-        same_text = expected == (len(text), int(text[-1])) and asked.plan.stored == len(text) - 1
-        return same_text and _block_of(asked.plan) == _block_of(self.last[0].plan)
-
-    def ran(self, one: Running) -> None:
-        asked = one.waits_for
-        assert isinstance(asked, Question)
-        plan = asked.plan
-        self.host.memos[one.lane].ran(plan, plan.stored - self._new)
-        one.surprises[type(self)] = 0
-
-
-def _block_of(plan: Plan) -> tuple[int, int]:
-    """How many rows a drafter's question has behind the context, and how many of them are read."""
-    return plan.length - plan.stored, plan.read_count
-
-
-def one_longer(plan: Plan, vocab: int) -> Plan:
-    """What is asked of a drafter that looks into its target when the text is one token longer."""
-    context = plan.stored
-    rows = np.empty((5, plan.length + 1), np.int32)
-    rows[:, :context] = plan.rows[:, :context]
-    rows[:, context] = (vocab, context, 0, context, context + 1)  # a row of context sees itself
-    rows[:, context + 1 :] = plan.rows[:, context:]
-    rows[POSITION:, context + 1 :] += 1
-    return Plan(rows, [read + 1 for read in plan.reads], stored=context + 1)
-
-
-def foresee_around_draft(
-    running: Sequence[Running], applied: Source, target: Host, drafted: Drafted | None
-) -> Prefetch | None:
-    """What all these will ask after a draft, or after the verdict on one, that is on its way."""
-    if not hides_host(target):
-        return None
-    if applied.type is Verdict:
-        if drafted is not None:
-            return DraftPrefetch.guess(running, drafted)
-        return LookPrefetch.guess(running)
-    lengths = {_drafted_length(one, target) for one in running}
-    length = lengths.pop()
-    return None if lengths or not length else JudgePrefetch.guess(running, target, length)
+def foresee_judging(running: Sequence[Running], target: Host) -> JudgePrefetch | None:
+    """The forward about drafts of all these that are on their way."""
+    lengths = [_drafted_length(one, target) for one in running]
+    return JudgePrefetch.guess(running, target, max(lengths)) if all(lengths) else None
 
 
 def _drafted_length(one: Running, target: Host) -> int:

@@ -59,8 +59,18 @@ TOLERANCE = 1e-4  # of fractions in an outcome
 log = logging.getLogger("forerun")
 
 
+class Late(NamedTuple):
+    """Tokens of an argument that only the device knows yet."""
+
+    number: int  # of the argument
+    known_B: Tensor  # the only token of each sequence, or
+    is_shift: bool  # what is to be added to all of them
+
+
 class Applied:
     """A rule that was run, or is queued on the device."""
+
+    used_noise = True  # or was it certain, whatever the noise?
 
     def __init__(self, packed: PackedOutcome, count: int, copy: HostCopy):
         self.packed = packed
@@ -76,6 +86,27 @@ class Applied:
     def outcomes(self) -> list[Outcome | None]:
         """Every sequence's outcome, as soon as it has arrived; None where a law had no mass."""
         return [self.packed.unpack(row) for row in self._copy.numbers()[: self.count]]
+
+    def only(self, numbers: Sequence[int]) -> Applied:
+        """The same for some of the sequences."""
+        return self if [*numbers] == [*range(self.count)] else Chosen(self, numbers)
+
+
+class Chosen(Applied):
+    """The outcomes of some sequences."""
+
+    def __init__(self, applied: Applied, numbers: Sequence[int]):
+        self.type = applied.type
+        self.device = applied.device
+        self._applied = applied
+        self._numbers = numbers
+
+    def column(self, name: str) -> Tensor:
+        return self._applied.column(name)[to_device(self._numbers, torch.long, self.device)]
+
+    def outcomes(self) -> list[Outcome | None]:
+        outcomes = self._applied.outcomes()
+        return [outcomes[number] for number in self._numbers]
 
 
 class Decided(Applied):
@@ -134,6 +165,18 @@ class Rules:
         self.programs.move_to_end(found)
         with current_device(batch.device):
             return self.programs[found].run(batch)
+
+    def apply_ahead(self, draws: Sequence[Draw[Any]], late: Sequence[Late]) -> Applied | None:
+        """One rule for all who will want it after their next draw, before the host knows all of its
+        arguments; None if there is no program for it yet."""
+        batch = RuleBatch(draws, ahead=1)
+        size = self._capturable_size(batch)
+        found = None if size is None else self._find(size)
+        if found is None:
+            return None
+        self.programs.move_to_end(found)
+        with current_device(batch.device):
+            return self.programs[found].run_ahead(batch, late)
 
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
         """One token for each of many, by a program that is there; None if there is none."""
@@ -202,13 +245,13 @@ def note(seen: set[Any], one: object) -> None:
 
 
 class RuleBatch:
-    """The draws of some sequences that want the same rule."""
+    """The draws of some sequences that want the same rule, now or so many draws `ahead`."""
 
-    def __init__(self, draws: Sequence[Draw[Any]]):
+    def __init__(self, draws: Sequence[Draw[Any]], ahead: int = 0):
         self.draws = draws
         self.rule = draws[0].rule
         self.columns = list(zip(*(draw.arguments for draw in draws)))
-        self.noise = [(draw.seq.noise_key, draw.seq.draws) for draw in draws]
+        self.noise = [(draw.seq.noise_key, draw.seq.draws + ahead) for draw in draws]
         self.warp_4B: np.ndarray | None = None  # sampling parameters, once a size is known
 
     @cached_property
@@ -530,6 +573,7 @@ class RuleProgram:
         ]
         self._logits_RV = [logits_BLV.flatten(0, 1) for logits_BLV in self._logits]
         self._packed: PackedOutcome | None = None
+        self._sent: torch.cuda.Event | None = None  # what nobody may wait for
         self._run: Callable[[], Tensor] = self._program
         self._fill(batch)
         if on_gpu:
@@ -553,9 +597,36 @@ class RuleProgram:
         assert self._packed is not None
         return Applied(self._packed, len(batch.draws), HostCopy(tensor))
 
+    def run_ahead(self, batch: RuleBatch, late: Sequence[Late]) -> Applied:
+        """The same with arguments that only the device knows yet."""
+        self._fill(batch)
+        if self._device.is_cuda:  # if nobody wants it, the next run may come before this one began
+            self._sent = torch.cuda.Event()
+            self._sent.record(torch.cuda.current_stream(self._device.device))
+        kinds = [argument.kind for argument in self.size.arguments]
+        for number, known_B, is_shift in late:
+            place_BK = self._tokens[kinds[:number].count("tokens")].view(self.size.batch, -1)
+            mine_BK = place_BK[: len(known_B)]
+            if is_shift:
+                mine_BK += torch.where(mine_BK >= 0, known_B[:, None], 0)  # padding stays
+            else:
+                mine_BK[:, 0] = known_B
+        tensor = self._run()
+        assert self._packed is not None
+        applied = Applied(self._packed, len(batch.draws), HostCopy(tensor))
+        applied.used_noise = bool(self._used or self._ahead)
+        return applied
+
+    def _wait_until_sent(self) -> None:
+        """The numbers of a run that nobody waits for may still be on their way."""
+        if self._sent is not None:
+            self._sent.synchronize()
+            self._sent = None
+
     def run_tokens(self, draws: TokenDraws) -> Applied:
         """The same for a token each, from rows that lie side by side: no integers are needed."""
         count = len(draws.seqs)
+        self._wait_until_sent()
         if draws.masks_RW is not None:
             bits = self._host_masks[0][: self.size.batch * words(self.size.vocab)]
             bits.reshape(self.size.batch, -1)[:count] = draws.masks_RW
@@ -568,6 +639,7 @@ class RuleProgram:
 
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
+        self._wait_until_sent()
         size = self.size
         count = len(batch.draws)
         picked = [

@@ -54,6 +54,7 @@ class Running:
     waits_for: Draw[Any] | Question | None = None
     last_question: Question | None = None  # that was answered
     looked: Question | None = None  # the last one to a drafter that looks into its target
+    drew: Draw[Any] | None = None  # the last draw from what that one answered
     alike: int = 0  # drafts in a row, as long as the last and drawn in the same way
     # In a row, by kind: forwards around drafts that were begun ahead in vain.
     surprises: dict[type, int] = field(default_factory=dict)

@@ -8,7 +8,6 @@ sequence gives its own to an older one: nothing is lost, it is computed again wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -221,7 +220,7 @@ def beginning(plan: Plan, end: int) -> Plan:
     rows = plan.rows[:, :end]
     causal = min(plan.causal, end)
     reads = [np.array([end - 1])]
-    return replace(plan, rows=rows, reads=reads, stored=end, causal=causal, first_read=end - 1)
+    return Plan(rows, reads, end, plan.trusted, plan.relied_on, causal, first_read=end - 1)
 
 
 def has_room(host: Host, text: np.ndarray, running: int) -> bool:

@@ -9,6 +9,7 @@ after it are a block: they see the context and each other. A block is never reme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,29 +76,60 @@ class Features(Family):
 
     def marginals(self, seq: Canvas, positions: Sequence[int]) -> Plan:
         """A block has all its masks, as in training, however few are read."""
-        rows = self._rows(seq.text, [self.mask_token] * (self.block - 1))
-        first = len(seq.text)  # the row after the last token's
-        rows[HI, first - 1 :] = rows.shape[1]
-        return Plan(rows, [np.arange(first, first + len(positions))], stored=first - 1)
+        block = [int(seq.text[-1]), *[self.mask_token] * (self.block - 1)]
+        return BlockPlan.of(seq.text[:-1], self.vocab, block, range(1, 1 + len(positions)))
 
     def after(self, seq: Canvas, chain: Sequence[int]) -> Plan:
         """A block of tokens that each see those before them."""
-        rows = self._rows(seq.text, chain)
-        first = len(seq.text) - 1
-        rows[HI, first:] = np.arange(first, rows.shape[1]) + 1
-        return Plan(rows, [np.array([rows.shape[1] - 1])], stored=first)
+        block = [int(seq.text[-1]), *chain]
+        return BlockPlan.of(seq.text[:-1], self.vocab, block, [len(chain)], causal_block=True)
 
-    def _rows(self, text: np.ndarray, behind: Sequence[int]) -> np.ndarray:
-        """Context, the last token and what is behind it; how far the block sees is left open."""
-        context = len(text) - 1
-        length = len(text) + len(behind)
-        rows = np.zeros((5, length), np.int32)
-        rows[TOKEN, : len(text)] = text
-        rows[TOKEN, len(text) :] = behind
-        rows[TOKEN, :context] += self.vocab
-        rows[POSITION] = np.arange(length)
-        rows[LO, :context] = np.arange(context)  # itself: a row must see something
-        rows[HI, :context] = np.arange(context) + 1
-        rows[HORIZON, context:] = context
-        rows[LO, context:] = context
+
+class BlockPlan(Plan):
+    """Context, and a block behind it. Rows are made for who asks: nearly all look at the last ones
+    only."""
+
+    context: np.ndarray  # tokens, which stay as they are
+    vocab: int
+    block: Sequence[int]
+    causal_block: bool  # does a row of the block see only those before it?
+
+    @classmethod
+    def of(
+        cls,
+        context: np.ndarray,
+        vocab: int,
+        block: Sequence[int],
+        read: Sequence[int],
+        causal_block: bool = False,
+    ) -> BlockPlan:
+        """`read` are rows of the block."""
+        self = cls.__new__(cls)
+        self.context = context
+        self.vocab = vocab
+        self.block = block
+        self.causal_block = causal_block
+        self.stored = len(context)
+        self.length = self.stored + len(block)
+        self.reads = [np.array(read) + self.stored]
+        self.first_read = self.stored + read[0]
+        return self
+
+    @cached_property
+    def rows(self) -> np.ndarray:  # type: ignore[override]
+        return self.rows_between(0, self.length)
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        context = self.stored
+        rows = np.zeros((5, end - start), np.int32)
+        index = np.arange(start, end)
+        rows[POSITION] = index
+        before = max(0, min(context, end) - start)  # rows of context among them
+        rows[TOKEN, :before] = self.context[start : start + before]
+        rows[TOKEN, :before] += self.vocab
+        rows[LO, :before] = index[:before]  # itself: a row must see something
+        rows[HI, :before] = index[:before] + 1
+        rows[TOKEN, before:] = self.block[max(0, start - context) : max(0, end - context)]
+        rows[HORIZON:HI, before:] = context
+        rows[HI, before:] = index[before:] + 1 if self.causal_block else self.length
         return rows

@@ -1,0 +1,377 @@
+"""A whole step of a drafter that looks into its target, begun before the verdict on the last draft
+is known.
+
+Where its next block stands is arithmetic on what the device has: as far on as tokens are accepted.
+What is drawn from the block, and the rows that judge it, stand there, too. So verdict, block, draft
+and the next forward of the target are queued one behind the other, and the host does its part of
+all of them while the device works. All three are guesses, as all that is prefetched: whoever asks
+for another block, or draws from it in another way, gets that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.engine.host import Host
+from forerun.engine.pack import Batch, Moved
+from forerun.engine.prefetch import Source
+from forerun.engine.prefetch_drafts import (
+    SURPRISES,
+    JudgePrefetch,
+    PrefetchAroundDraft,
+    judged_tokens,
+    reads_of,
+)
+from forerun.engine.rules import Applied, Late
+from forerun.engine.ticket import Running
+from forerun.probability.outcomes import Tokens, Verdict
+from forerun.probability.pending import LawRows, PendingLaws
+from forerun.probability.transfer import to_device
+from forerun.sequence.canvas import Draw
+from forerun.sequence.question import Question
+from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
+
+
+class LookPrefetch(PrefetchAroundDraft):
+    """The next block of every sequence, as far on as the last draft is accepted. Before a block the
+    hidden states of as many tokens as may be new are projected: those that were before come out as
+    they did. Whoever reads less of its block than the last time gets its first rows."""
+
+    drafting = True
+
+    def __init__(self, host: Host, running: Sequence[Running], last: Sequence[Question]):
+        super().__init__(host, running)
+        self.last = last  # the question about the last block of each
+        self.rows_of = {one: each.plan.read_count for one, each in zip(running, last)}
+        self.drafted = max(self.rows_of.values())  # tokens of the longest draft
+        self.drawn: DrawnAhead | None = None  # from its blocks
+        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+
+    @classmethod
+    def guess(cls, running: Sequence[Running]) -> LookPrefetch | None:
+        last = [one.looked for one in running if one.looked is not None]
+        if len(last) < len(running) or len({(q.host, _block_rows(q.plan)) for q in last}) > 1:
+            return None
+        host = last[0].host
+        assert isinstance(host, Host)
+        if not host.runner.capture_enabled:
+            return None
+        self = cls(host, running, last)
+        if not all(map(self._is_likely, running, last)):
+            return None
+        if all(one.seq.remaining <= self._new for one in running):  # each may be over
+            return None
+        pages = sum(
+            host.memos[one.lane].pages_needed(one.seq.known - self._new, self._end(question))
+            for one, question in zip(running, last)
+        )
+        return self if host.pool.ensure(pages) else None
+
+    @property
+    def _new(self) -> int:
+        """The most tokens of context that may be new: the last one, and those of the draft."""
+        return self.drafted + 1
+
+    def _end(self, last: Question) -> int:
+        """The slots that the next block may reach."""
+        return last.plan.length + self._new
+
+    def _is_likely(self, one: Running, last: Question) -> bool:
+        """Was the last draft of its text judged, and is there room for another one?"""
+        known = one.seq.known
+        fits = self._new <= known and self._end(last) <= min(self.host.room, self.host.most_rows)
+        asked = last.plan.stored == known - 1 and len(judged_tokens(one)) <= self.drafted
+        return fits and asked and self._sees(one) and self._surprises(one) < SURPRISES
+
+    def _sees(self, one: Running) -> bool:
+        """Are its context, and the hidden states of the text, where they were?"""
+        target = self.host.looks_into
+        assert target is not None
+        held = self.host.memos[one.lane].holds_rows(one.seq.known - 1)
+        return held and target.memos[one.lane].holds_text(one.seq.text)
+
+    def batch(self, applied: Source) -> Batch:
+        work: list[tuple[int, Plan, int]] = []
+        for one, last in zip(self.running, self.last):
+            start = one.seq.known - self._new
+            work.append((one.lane, OneLonger(last.plan, self.host.backbone.vocab), start))
+        batch = self.host.batch(work, ahead=self.drafted)
+        tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
+        tokens_BL = tokens_BL.view(len(self.running), -1)
+        tokens_BL[:, self._new] = applied.column("token").clamp(0, self.host.backbone.vocab - 1)
+        batch.drawn_T = tokens_BL.flatten()
+        batch.moved = Moved(applied.column("accepted").clamp(min=0), self.drafted)
+        return batch
+
+    def prepare(self, batch: Batch) -> bool:
+        return self._prepare_or_capture(batch)
+
+    def begin(self) -> None:
+        for one in self.running:
+            self.host.memos[one.lane].keep_at_most(one.seq.known - self._new)
+
+    def learn(self, answers: Sequence[object]) -> None:
+        for one, answer in zip(self.running, answers, strict=True):
+            if isinstance(answer, Verdict):
+                length = one.seq.known + answer.accepted + 1
+                self._expected[one] = (length, answer.token)
+        if self.drawn is not None and self.drawn.judging is not None:
+            self.drawn.judging.learn_verdicts(answers)
+
+    def matches(self, one: Running) -> bool:
+        """Of a text that only grows, its length and its last token tell."""
+        asked = one.waits_for
+        if not isinstance(asked, Question) or asked.host is not self.host:
+            return False
+        text = one.seq.text
+        expected = self._expected.get(one) == (len(text), int(text[-1]))
+        plan = asked.plan
+        same_text = expected and plan.stored == len(text) - 1
+        same_block = _block_rows(plan) == _block_rows(self.last[0].plan)
+        return same_text and same_block and 0 < plan.read_count <= self.rows_of[one]
+
+    def ran(self, one: Running) -> None:
+        asked = one.waits_for
+        assert isinstance(asked, Question)
+        plan = asked.plan
+        self.host.memos[one.lane].ran(plan, plan.stored - self._new)
+        one.surprises[type(self)] = 0
+
+    def logits_of(self, running: Sequence[Running]) -> Tensor:
+        logits_RV = super().logits_of(running)
+        if self.drawn is not None:
+            self.drawn.hand_over(running, logits_RV)
+        return logits_RV
+
+
+def _block_rows(plan: Plan) -> int:
+    """How many rows a drafter's question has behind the context."""
+    return plan.length - plan.stored
+
+
+class OneLonger(Plan):
+    """What is asked of a drafter that looks into its target when the text is one token longer. Only
+    its last rows are ever looked at."""
+
+    def __init__(self, plan: Plan, vocab: int):
+        self.plan = plan
+        self.vocab = vocab
+        self.length = plan.length + 1
+        self.stored = plan.stored + 1
+        self.first_read = plan.first_read + 1
+        self.reads = [read + 1 for read in plan.reads]
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        plan, context = self.plan, self.plan.stored
+        assert start <= context and end == self.length
+        rows = np.empty((5, end - start), np.int32)
+        new = context - start
+        rows[:, :new] = plan.rows_between(start, context)
+        rows[:, new] = (self.vocab, context, 0, context, context + 1)  # context sees itself
+        rows[:, new + 1 :] = plan.rows_between(context, plan.length)
+        rows[POSITION:, new + 1 :] += 1
+        return rows
+
+
+class DrawnAhead:
+    """What each sequence will draw from a block that was begun ahead, if it draws as it did from
+    the last one: by the same rule, of laws, of the next blanks and of the text's last token."""
+
+    def __init__(self, look: LookPrefetch, kinds: Sequence[str]):
+        self.running = look.running
+        self.kinds = kinds  # what each argument is
+        self.draws: list[Draw[Any]] = []  # with the blanks as if nothing were accepted
+        self.applied: Applied | None = None  # once they are queued
+        self.judging: JudgeDrawn | None = None  # the forward about them, if it is queued, too
+        self._number = {one: number for number, one in enumerate(look.running)}
+        self._before = [(one.seq.known, one.seq.draws) for one in look.running]
+        self._logits_RV: Tensor | None = None  # that the laws are of which were handed over
+        self._first: dict[Running, int] = {}  # of its rows
+
+    @classmethod
+    def guess(cls, look: LookPrefetch) -> DrawnAhead | None:
+        kinds = [argument_kinds(one) for one in look.running]
+        first = look.running[0].drew
+        if kinds[0] is None or first is None or any(each != kinds[0] for each in kinds):
+            return None
+        if any(one.drew is None or one.drew.rule is not first.rule for one in look.running):
+            return None
+        self = cls(look, kinds[0])
+        assert look.logits_RV is not None
+        at = 0
+        for one, rows in look.rows_of.items():
+            self.draws.append(_next_draw(one, kinds[0], look.logits_RV, at))
+            at += rows
+        return self
+
+    def late(self, verdicts: Source) -> list[Late]:
+        """What only the device knows: how far on the blanks are, and the last token."""
+        accepted_B = verdicts.column("accepted")
+        token_B = verdicts.column("token")
+        late = []
+        for number, kind in enumerate(self.kinds):
+            if kind == "blanks":
+                late.append(Late(number, accepted_B + 1, is_shift=True))
+            elif kind == "last token":
+                late.append(Late(number, token_B, is_shift=False))
+        return late
+
+    def hand_over(self, served: Sequence[Running], logits_RV: Tensor) -> None:
+        """Note which logits those get who draw now."""
+        self._logits_RV = logits_RV
+        self._first = dict(zip(served, accumulate(map(reads_of, served), initial=0)))
+
+    def holds(self, one: Running) -> bool:
+        """Is what it wants drawn now just what was drawn?"""
+        number = self._number.get(one)
+        draw = one.waits_for
+        if number is None or one not in self._first or not isinstance(draw, Draw):
+            return False
+        assert self.applied is not None
+        foreseen = self.draws[number]
+        known, draws = self._before[number]
+        if draw.rule is not foreseen.rule or len(draw.arguments) != len(self.kinds):
+            return False
+        if self.applied.used_noise and one.seq.draws != draws + 1:  # the verdict's is one
+            return False
+        grown = one.seq.known - known
+        return all(
+            self._is_same(one, kind, asked, used, grown)
+            for kind, asked, used in zip(self.kinds, draw.arguments, foreseen.arguments)
+        )
+
+    def _is_same(self, one: Running, kind: str, asked: object, used: object, grown: int) -> bool:
+        if kind == "laws":
+            return self._are_same_laws(one, asked, cast("PendingLaws", used))
+        if kind == "last token":
+            return asked == [int(one.seq.text[-1])]
+        return asked == [place + grown for place in cast("list[int]", used)]
+
+    def _are_same_laws(self, one: Running, asked: object, used: PendingLaws) -> bool:
+        if not isinstance(asked, PendingLaws) or asked.single or len(asked.parts) != 1:
+            return False
+        [part] = asked.parts
+        rows = (self._first[one], used.parts[0].rows, used.parts[0].sampling)
+        unmasked = part.logits_RV is self._logits_RV and part.masks_RW is None
+        return unmasked and (part.first, part.rows, part.sampling) == rows
+
+    def outcomes(self, running: Sequence[Running]) -> Applied:
+        """What these drew."""
+        assert self.applied is not None
+        return self.applied.only([self._number[one] for one in running])
+
+
+def argument_kinds(one: Running) -> tuple[str, ...] | None:
+    """What the arguments were of what a sequence drew from its last block; None where one of them
+    cannot be foreseen."""
+    seq = one.seq
+    if one.drew is None or one.looked is None:
+        return None
+    if seq.history.constraint is not None or seq.history.edits_logits:
+        return None
+    kinds: list[str] = []
+    for argument in one.drew.arguments:
+        if isinstance(argument, PendingLaws):
+            rows = [part.rows for part in argument.parts]
+            if argument.single or rows != [one.looked.plan.read_count]:
+                return None
+            kinds.append("laws")
+        elif argument == [int(seq.text[-1])]:
+            kinds.append("last token")
+        elif isinstance(argument, list) and argument == seq.next(len(argument)):
+            kinds.append("blanks")
+        else:
+            return None
+    return tuple(kinds)
+
+
+def _next_draw(one: Running, kinds: Sequence[str], logits_RV: Tensor, first: int) -> Draw[Any]:
+    """What it will draw from these logits, from such a row on."""
+    drew = one.drew
+    assert drew is not None
+    arguments: list[object] = []
+    for kind, argument in zip(kinds, drew.arguments):
+        if kind == "laws":
+            part = cast("PendingLaws", argument).parts[0]
+            argument = PendingLaws([LawRows(logits_RV, first, part.rows, part.sampling)])
+        arguments.append(argument)
+    return Draw(drew.rule, tuple(arguments), one.seq)
+
+
+class JudgeDrawn(JudgePrefetch):
+    """The target's forward about drafts that were drawn ahead: they, too, stand as far on as the
+    last ones are accepted."""
+
+    def __init__(self, target: Host, look: LookPrefetch, drawn: DrawnAhead, verdicts: Source):
+        super().__init__(target, look.running, look.drafted)
+        self.drawn = drawn
+        self.verdicts = verdicts
+        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+
+    @classmethod
+    def after(
+        cls, look: LookPrefetch, drawn: DrawnAhead, verdicts: Source, target: Host
+    ) -> JudgeDrawn | None:
+        self = cls(target, look, drawn, verdicts)
+        if not all(map(self._is_likely, self.running)):
+            return None
+        pages = sum(
+            target.memos[one.lane].pages_needed(len(text), len(text) + self._ahead)
+            for one, text in zip(self.running, self.texts)
+        )
+        return self if target.pool.ensure(pages) else None
+
+    @property
+    def _ahead(self) -> int:
+        """Slots behind the text that may be written: of what is accepted, of the token after it,
+        and of the next draft."""
+        return 2 * self.length + 1
+
+    def _is_likely(self, one: Running) -> bool:
+        seq = one.seq
+        most = min(self.host.room, self.host.backbone.context)
+        fits = 0 < seq.known <= most - self._ahead
+        held = self.host.memos[one.lane].holds_text(seq.text)
+        return fits and held and self._surprises(one) < SURPRISES
+
+    def batch(self, applied: Source) -> Batch:
+        work: list[tuple[int, Plan, int]] = []
+        unknown = [0] * (1 + self.length)
+        for one, text in zip(self.running, self.texts):  # as if nothing were accepted
+            work.append(
+                (one.lane, PlainText.of(text_and_chain(text, unknown), len(text)), len(text))
+            )
+        batch = self.host.batch(work, ahead=self.length)
+        token_B1 = self.verdicts.column("token")[:, None]
+        tokens_BL = torch.cat([token_B1, applied.column("tokens")[:, : self.length]], 1)
+        batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        batch.moved = Moved(self.verdicts.column("accepted").clamp(min=0), self.length)
+        return batch
+
+    def begin(self) -> None:
+        """What is accepted of the last draft stays, but how much that is, is not known yet."""
+        for one, text in zip(self.running, self.texts):
+            self.host.memos[one.lane].keep(len(text))
+
+    def learn_verdicts(self, answers: Sequence[object]) -> None:
+        """The verdicts have arrived: rows of what is accepted are where they were."""
+        for one, text, answer in zip(self.running, self.texts, answers, strict=True):
+            if isinstance(answer, Verdict):
+                kept = judged_tokens(one)[: answer.accepted]
+                self.host.memos[one.lane].wrote(len(text), kept)
+                self._expected[one] = (len(text) + answer.accepted + 1, answer.token)
+
+    def learn(self, answers: Sequence[object]) -> None:
+        """What was drawn ahead has arrived, whoever of them wants it."""
+        assert self.drawn.applied is not None
+        for one, drawn in zip(self.running, self.drawn.applied.outcomes(), strict=True):
+            text = one.seq.text
+            is_there = self._expected.get(one) == (len(text), int(text[-1]))
+            if is_there and isinstance(drawn, Tokens):
+                self._foresee(one, text, drawn.tokens)
