@@ -10,6 +10,7 @@ import torch
 
 from forerun.constraints.base import words
 from forerun.probability.logits import Warp, masked_by
+from forerun.probability.markov import Markov, draw_chain
 from forerun.probability.noise import pick_by_sums
 
 triton = pytest.importorskip("triton")
@@ -45,6 +46,29 @@ def test_likeliest_is_the_first_of_the_largest(vocab, dtype, masked):
     best, token = masked_by(logits.cpu(), None if masks is None else masks.cpu()).max(-1)
     expected = torch.where(best > -math.inf, token, -1)
     assert kernels.likeliest(logits, masks).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("vocab", [5, kernels.CHAIN_STRETCH, 2 * kernels.CHAIN_STRETCH + 77])
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_a_chain_of_likeliest_tokens_is_that_of_the_plain_code(vocab, rank):
+    """Whole numbers, so that both add exactly; one law has no possible token."""
+    some = torch.Generator().manual_seed(vocab + rank)
+    before, after = (
+        torch.randint(-3, 4, (vocab, rank), generator=some).to(ON, torch.bfloat16) for _ in "ab"
+    )
+    law = 2.0 ** torch.randint(-9, 0, (3, 4, vocab), generator=some).float()
+    law[:, :, 1::3] = 0
+    law[1, 2] = 0
+    law = law.to(ON)
+    where = torch.zeros(3, 4, dtype=torch.long, device=ON)
+    last = torch.tensor([[0], [vocab - 1], [2]], device=ON)
+    expected = draw_chain(Markov(before.cpu().float(), after.cpu().float()), 0)(
+        where.cpu(), last.cpu(), law.cpu(), None
+    )
+    found = kernels.likeliest_chain(law, last[:, 0], before, after)
+    assert found.tolist() == expected.tokens.tolist()
+    alone = kernels.likeliest_chain(law[1:2], last[1:2, 0], before, after)
+    assert alone.tolist() == found[1:2].tolist()
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -125,6 +149,8 @@ single, sizes = "*fp32", dict.fromkeys(("vocab", "words", "stretches"), "i32")
 given = dict(logits="*bf16", masks="*i32", temperatures=single, where="*i32", token="*i64")
 given |= dict(best=single, total=single, out=single, **sizes)
 drawn = dict(law=single, total="*fp64", u="*fp64", outcome="*i64", **sizes)
+chain = dict.fromkeys(("step", "count", "rows", "rank"), "i32") | given
+chain |= dict(law=single, last="*i64", before="*bf16", after="*bf16", tokens="*i64")
 spans = dict(STRETCH=kernels.STRETCH)
 for kernel, types, fixed in (
     (kernels._peaks, given, dict(WARM=True, MASKED=True, **spans)),
@@ -132,6 +158,7 @@ for kernel, types, fixed in (
     (kernels._softmax, given, dict(MASKED=True, SIZE=32, **spans)),
     (kernels._sums, drawn, spans),
     (kernels._draw, drawn, dict(SIZE=128, **spans)),
+    (kernels._chain_peaks, chain, dict(FIRST=False, STRETCH=256, SIZE=1024, RANK=64)),
 ):
     signature = {n: "constexpr" if n in fixed else types[n] for n in kernel.arg_names}
     compile(ASTSource(kernel, signature, fixed, {}), target=GPUTarget("cuda", 90, 32))
@@ -145,4 +172,5 @@ def test_they_compile_for_a_gpu_that_is_not_there():
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["_peaks", "_highest", "_softmax", "_sums", "_draw"]
+    names = ["_peaks", "_highest", "_softmax", "_sums", "_draw", "_chain_peaks"]
+    assert done.stdout.split() == names

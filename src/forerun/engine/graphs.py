@@ -134,16 +134,19 @@ class StaticBatch(Batch):
         self.segments = []
         self.table = table
         on_gpu = device.type == "cuda"
-        parts = [7 * size.rows, size.reads, 6 * size.tiles, size.rows]
+        parts = [7 * size.rows, size.reads, 6 * size.tiles, size.rows, size.rows, size.tiles]
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None
-        rows, self._host_reads, bounds, self._host_sources = np.split(
-            self._host.numpy(), np.cumsum(parts)[:-1]
-        )
+        split = np.split(self._host.numpy(), np.cumsum(parts)[:-1])
+        rows, self._host_reads, bounds, self._host_sources, *self._host_sequences = split
         self._host_rows = rows.reshape(7, -1)
         self._host_bounds = bounds.reshape(6, -1)
-        rows_7T, self.reads_R, bounds_6N, self.sources_T = self._device.split(parts)
+        rows_7T, self.reads_R, bounds_6N, self.sources_T, *sequences = self._device.split(parts)
+        self._sequence_T, self._sequence_N = sequences  # of every row and tile, where they move
+        # How far each sequence moves; behind them all, of what pads.
+        self._steps_S = torch.zeros(size.rows + 1, dtype=torch.long, device=device)
+        self._mover: Callable[[], Tensor] | None = None  # made when first something moves
         self._rows_7T = rows_7T.view(7, -1)  # five integers, where it lives, its lane's pages
         self._bounds_6N = bounds_6N.view(6, -1)
         self.tokens_T, self.positions_T, *_, self.slots_T, self._pages_T = self._rows_7T
@@ -168,27 +171,34 @@ class StaticBatch(Batch):
         starts_T = self.table.on_device[self._pages_T + self.positions_T // size]
         torch.add(starts_T, self.positions_T % size, out=self.slots_T)
 
-    def _move(self, batch: Batch, moved: Moved, tiles: int) -> None:
+    def _move(self, batch: Batch, moved: Moved) -> None:
         """Move rows on, as far as only the device knows. All that they see moves with them."""
-        rows = len(batch.slots)
-        # Intervals of plain text are empty, and stay where they are. Rows of context, which see
-        # only themselves, see the first slots, too, when they are moved: nobody reads them.
-        seen = HORIZON if batch.is_plain_text else HI
-        self._rows_7T[POSITION : seen + 1, :rows] += moved.of_rows(rows)
-        self._find_slots()
-        self._bounds_6N[3:, :tiles] += moved.of_rows(tiles)
-        if batch.source_table is not None:
-            self._find_sources(batch.source_table, rows)
+        if self._mover is None:
+            self._mover = partial(self._move_by_steps, batch.source_table)
+            if self.device.type == "cuda":  # which is many small launches
+                with capturing_alone():
+                    self._mover = capture_graph(self._mover, None)  # all steps are 0 yet
+        self._steps_S[: len(moved.steps_B)] = moved.steps_B
+        self._mover()
 
-    def _find_sources(self, table: PageTable, rows: int) -> None:
+    def _move_by_steps(self, source_table: PageTable | None) -> Tensor:
+        # Intervals of plain text are empty, wherever they are. Rows of context, which see only
+        # themselves, see the first slots, too, when they are moved: nobody reads them.
+        self._rows_7T[POSITION : HI + 1] += self._steps_S[self._sequence_T]
+        self._find_slots()
+        self._bounds_6N[3:] += self._steps_S[self._sequence_N]
+        if source_table is not None:
+            self._find_sources(source_table)
+        return self._rows_7T
+
+    def _find_sources(self, table: PageTable) -> None:
         """Find where another model keeps what rows are made of, at the positions that they have
         now."""
-        sources_T, positions_T = self.sources_T[:rows], self.positions_T[:rows]
-        pages_T = self._pages_T[:rows] // self.table.per_lane * table.per_lane
-        starts_T = table.on_device[pages_T + positions_T // table.size]
-        found_T = starts_T + positions_T % table.size
-        made_of_nothing_T = sources_T == table.scratch_slot
-        sources_T.copy_(torch.where(made_of_nothing_T, sources_T, found_T))
+        pages_T = self._pages_T // self.table.per_lane * table.per_lane
+        starts_T = table.on_device[pages_T + self.positions_T // table.size]
+        found_T = starts_T + self.positions_T % table.size
+        made_of_nothing_T = self.sources_T == table.scratch_slot
+        self.sources_T.copy_(torch.where(made_of_nothing_T, self.sources_T, found_T))
 
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         if self._copied is not None:
@@ -208,11 +218,15 @@ class StaticBatch(Batch):
         if batch.sources is not None:
             self._host_sources[:rows] = batch.sources
             self._host_sources[rows:] = 0
+        if batch.moved is not None:
+            for numbers, count in zip(self._host_sequences, (rows, tiles.count)):
+                numbers[:count] = np.arange(count) // (count // len(batch.moved.steps_B))
+                numbers[count:] = len(self._steps_S) - 1
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
             self.tokens_T[: len(batch.drawn_T)] = batch.drawn_T
         if batch.moved is not None:
-            self._move(batch, batch.moved, tiles.count)
+            self._move(batch, batch.moved)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self.device))
 

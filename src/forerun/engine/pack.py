@@ -52,13 +52,8 @@ class Segment(NamedTuple):
 class Moved(NamedTuple):
     """How far the rows of each sequence are to be moved on, on the device."""
 
-    steps_B: Tensor
+    steps_B: Tensor  # sequences have equally many rows
     most: int  # that any of them moves
-
-    def of_rows(self, rows: int) -> Tensor:
-        """The steps of every row, where sequences have equally many."""
-        each = rows // len(self.steps_B)
-        return self.steps_B[:, None].expand(-1, each).reshape(-1)
 
 
 class Batch:

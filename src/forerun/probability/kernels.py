@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 STRETCH = 2048  # outcomes
+CHAIN_STRETCH = 256  # the same where each has a row of a matrix
 WARPS = 4
 
 
@@ -132,6 +133,83 @@ def _draw(
     place, _ = _at_level(p, level - before, STRETCH)
     found = stretch * STRETCH + place
     tl.store(outcome + row, tl.where(whole > 0, found, -1).to(tl.int64))
+
+
+@triton.jit
+def _chain_peaks(
+    law, last, before, after, best, where, tokens, step, count, vocab, stretches, rows, rank,
+    FIRST: tl.constexpr, STRETCH: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Of one stretch of a sequence's law at a step, corrected by the token before, the peak. The
+    token before is the highest of the last step's peaks. Peaks of two steps lie side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    if FIRST:
+        token = tl.load(last + row)
+    else:
+        peaks = ((step - 1) % 2) * rows * stretches + row * stretches
+        parts = tl.arange(0, SIZE)
+        inside = parts < stretches
+        peak = tl.load(best + peaks + parts, inside, -float("inf"))
+        found = tl.load(where + peaks + parts, inside, 0)
+        highest = inside & (peak == tl.max(peak, 0))
+        token = tl.min(tl.where(highest, found, 2147483647), 0).to(tl.int64)
+        if part == 0:
+            tl.store(tokens + row * count + step - 1, token)
+    at = part * STRETCH + tl.arange(0, STRETCH)
+    x = tl.log(tl.load(law + (row * count + step) * vocab + at, at < vocab, 0.0).to(tl.float32))
+    r = tl.arange(0, RANK)
+    of_token = tl.load(before + tl.maximum(token, 0) * rank + r, r < rank, 0.0).to(tl.float32)
+    possible = (x > -float("inf"))[:, None] & (r < rank)[None]
+    moves = tl.load(after + at.to(tl.int64)[:, None] * rank + r[None], possible, 0.0)
+    x += tl.sum(moves.to(tl.float32) * of_token[None], 1)
+    top = tl.max(x, 0)
+    place = (step % 2) * rows * stretches + row * stretches + part
+    tl.store(best + place, top)
+    tl.store(where + place, tl.min(tl.where(x == top, at, 2147483647), 0))
+
+
+def likeliest_chain(law_BKV: Tensor, last_B: Tensor, before_VR: Tensor, after_VR: Tensor) -> Tensor:
+    """The likeliest token of each law, [B, K], from left to right: the logits of each are moved by
+    before[token before it] times after."""
+    law_BKV = law_BKV.contiguous()
+    rows, count, vocab = law_BKV.shape
+    rank = after_VR.shape[1]
+    device = law_BKV.device
+    stretches = triton.cdiv(vocab, CHAIN_STRETCH)
+    size = triton.next_power_of_2(stretches)
+    best_2BC = torch.empty(2, rows, stretches, dtype=torch.float32, device=device)
+    where_2BC = torch.empty(2, rows, stretches, dtype=torch.int32, device=device)
+    tokens_BK = torch.empty(rows, count, dtype=torch.long, device=device)
+    token_B = torch.empty(rows, dtype=torch.long, device=device)
+    with torch.cuda.device_of(law_BKV):
+        for step in range(count):
+            _chain_peaks[(rows, stretches)](
+                law_BKV,
+                last_B.contiguous(),
+                before_VR.contiguous(),
+                after_VR.contiguous(),
+                best_2BC,
+                where_2BC,
+                tokens_BK,
+                step,
+                count,
+                vocab,
+                stretches,
+                rows,
+                rank,
+                FIRST=step == 0,
+                STRETCH=CHAIN_STRETCH,
+                SIZE=size,
+                RANK=triton.next_power_of_2(rank),
+                num_warps=WARPS,
+            )
+        last = (count - 1) % 2
+        _highest[(rows,)](
+            best_2BC[last], where_2BC[last], token_B, stretches, SIZE=size, num_warps=1
+        )
+    tokens_BK[:, -1] = token_B
+    return tokens_BK.clamp_(min=0)
 
 
 def likeliest(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:

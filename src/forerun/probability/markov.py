@@ -18,6 +18,7 @@ from forerun.probability.acceptance import Sampler, rule_factory
 from forerun.probability.distributions import point_mass
 from forerun.probability.outcomes import Tokens
 from forerun.probability.pending import PendingLaws
+from forerun.probability.transfer import can_fuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,13 @@ class Markov:
         """Logits, corrected by the tokens before."""
         return logits_NV + self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
 
+    def likeliest_chain(self, law_BKV: Tensor, last_B: Tensor) -> Tensor:
+        """The likeliest token of each law, [B, K], each moved by the one before it: on a GPU, in a
+        launch for each."""
+        from forerun.probability import kernels
+
+        return kernels.likeliest_chain(law_BKV, last_B, self.before_VR, self.after_VR)
+
     def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
         """The corrected laws under a request's own sampling parameters, where these keep all
         tokens: made in the rule that judges them."""
@@ -57,6 +65,9 @@ def draw_chain(markov: Markov, temperature: float) -> Callable[..., Tokens]:
 
     def rule(where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
         before_B = last_BN[:, 0]
+        if temperature == 0 and can_fuse(p_BKV):
+            tokens_BK = markov.likeliest_chain(p_BKV, before_B)
+            return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
         drawn = []
         logits_BKV = p_BKV.log()
         for i in range(p_BKV.shape[1]):
