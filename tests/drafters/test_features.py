@@ -3,6 +3,7 @@ own hidden states, whatever runs beside them and whatever was rejected before.""
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from forerun.families.base import ChainScorer
 from forerun.probability.acceptance import sample_token
 from forerun.registry import NoOptions
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.rows import PlainText
 from tests.helpers import stepped
 
 SHAPE = dict(
@@ -399,3 +401,15 @@ def test_a_method_may_ask_for_hidden_states():
             states = network(torch.tensor([text]), output_hidden_states=True).hidden_states
             expected = torch.cat([last_state(network, text), states[1]], -1)[0]
         torch.testing.assert_close(features, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_a_lane_whose_target_has_no_pages_is_not_looked_into(tmp_path):
+    """As in forwards that only measure what one costs: there is nothing behind the last slot."""
+    make_drafter(tmp_path)
+    model = forerun.load("tiny", lanes=2, max_context=64)
+    model.generate(PROMPTS[0], method="specdiff", draft=str(tmp_path), max_tokens=2)
+    target, host = model.engine.hosts
+    table = target.slots.table
+    table.starts_LP[1] = table.scratch_slot
+    batch = host.batch([(1, PlainText.of(np.zeros(20, np.int32), 0), 0)])
+    assert (batch.sources == table.scratch_slot).all()

@@ -1,5 +1,8 @@
 """What is begun ahead of a verdict, with a drafter that looks into its target, changes only speed:
-its next block, as far on as the last draft will be accepted."""
+its next block, what is drawn from it and the forward about that, as far on as the last draft will
+be accepted."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,10 +13,11 @@ import forerun
 from forerun.backbones.features import FeatureBackbone
 from forerun.backbones.lean import LeanBackbone
 from forerun.drafters.features import FeaturesDrafter
-from forerun.engine import graphs, prefetch_looks
+from forerun.engine import graphs, prefetch_looks, rules
 from forerun.engine.engine import Engine
-from forerun.engine.prefetch_looks import LookPrefetch
+from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch
 from forerun.probability.acceptance import matching
+from forerun.probability.markov import draw_chain
 from forerun.sequence.canvas import Draw
 from tests.drafters.test_features import make_drafter
 from tests.engine import test_prefetch_drafts
@@ -111,6 +115,48 @@ def test_nearly_every_step_of_a_whole_batch_begins_ahead(begun, agreeing, tmp_pa
     _, results = decode(tmp_path, 3, prompts=[LONG[0]] * 3, temperature=0)
     steps = min(r.stats.forwards for r in results)
     assert begun.count(("LookPrefetch", 3)) >= steps - 6, (steps, begun)
+    assert begun.count(("JudgeDrawn", 3)) >= steps - 6, (steps, begun)
+
+
+def test_those_whose_texts_end_keep_nobody_waiting(begun, agreeing, tmp_path):
+    """Near its end a text reads less of a block, and has less judged, than was begun."""
+    make_drafter(tmp_path, markov_rank=3)
+    m = forerun.load("tiny:llama", lanes=3, max_context=128, graphs=True)
+    stepped(m)
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, ignore_eos=True, temperature=0)
+    jobs = [m.submit(LONG[0], max_tokens=n, **how) for n in (21, 30, 40)]
+    m.engine.run()
+    whole = jobs[-1].results()[0].token_ids
+    assert [job.results()[0].token_ids for job in jobs] == [whole[:21], whole[:30], whole]
+    begun_for = [count for kind, count in begun if kind == "JudgeDrawn"]
+    most = max(job.results()[0].stats.forwards for job in jobs)
+    assert len(begun_for) >= most - 6 and begun_for == sorted(begun_for, reverse=True)
+
+
+async def contrary(self, seq, k, markov):
+    """Draws now after the text's last token, now after another."""
+    laws = await self.model.block(seq, k)
+    last = int(seq.text[-1]) if seq.known % 4 else 5
+    drawn = await seq.draw(draw_chain(markov, 1.0), seq.next(k), [last], laws.model_law)
+    before = torch.tensor([last, *drawn.tokens[: k - 1]])
+    return drawn.tokens[:k], markov.law(laws.model_law[:k], before, 1.0)
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_who_draws_otherwise_gets_that(mutant, begun, agreeing, drafts, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    monkeypatch.setattr(FeaturesDrafter, "_corrected", contrary)
+    monkeypatch.setattr(Engine, "prefetches", False)
+    decode(tmp_path, 3, temperature=1.0, seed=5)
+    right = drafts.copy()
+    drafts.clear()
+    monkeypatch.setattr(Engine, "prefetches", True)
+    if mutant:
+        monkeypatch.setattr(DrawnAhead, "holds", lambda self, one: one in self._number)
+    with pytest.raises((AssertionError, ValueError)) if mutant else nullcontext():
+        decode(tmp_path, 3, temperature=1.0, seed=5)
+        drafted_alike(sorted(right, key=str), sorted(drafts, key=str))
+    assert "JudgeDrawn" in {name for name, _ in begun}
 
 
 def test_who_joins_in_the_midst_changes_nothing(begun, agreeing, tmp_path):
@@ -187,7 +233,14 @@ MUTANTS = {
     "however many tokens are asked for": lambda patch: patch.setattr(
         LookPrefetch, "matches", lambda self, one: one.waits_for.host is self.host
     ),
+    "drawn after the token before": lambda patch: patch.setattr(
+        DrawnAhead, "late", lambda self, verdicts: []
+    ),
+    "drawn with the verdict's noise": lambda patch: patch.setattr(
+        rules, "RuleBatch", lambda draws, ahead=0: RULE_BATCH(draws)
+    ),
 }
+RULE_BATCH = rules.RuleBatch
 MOVE = graphs.StaticBatch._move_by_steps
 
 

@@ -222,7 +222,9 @@ class Host:
         kept_T = batch.for_rows([min(each.plan.stored, most) for each in batch.segments])
         within_T = np.minimum(batch.places, kept_T - 1).clip(0)
         found_T = table.places(batch.lanes, within_T)
-        return np.where(batch.places < kept_T, found_T, table.scratch_slot)
+        # A lane without so many pages has no such slots: forwards that only measure ask for them.
+        is_there_T = (batch.places < kept_T) & (found_T < table.scratch_slot)
+        return np.where(is_there_T, found_T, table.scratch_slot)
 
     def forget(self) -> None:
         """Let go of everything that slots hold, to begin cold."""
