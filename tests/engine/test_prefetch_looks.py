@@ -118,6 +118,30 @@ def test_nearly_every_step_of_a_whole_batch_begins_ahead(begun, agreeing, tmp_pa
     assert begun.count(("JudgeDrawn", 3)) >= steps - 6, (steps, begun)
 
 
+def test_programs_of_rules_share_memory(begun, agreeing, drafts, monkeypatch, tmp_path):
+    """What one left, the next writes over, as graphs of one pool do on a GPU."""
+    make_drafter(tmp_path, markov_rank=3)
+    decode(tmp_path, 3, temperature=1.0, seed=5)
+    right = drafts.copy()
+    drafts.clear()
+    last = []
+    run, run_ahead = rules.RuleProgram.run, rules.RuleProgram.run_ahead
+
+    def spoil(applied):
+        for one in last:
+            for column in one.packed.outcome.columns().values():
+                column.fill_(10**6)
+        last[:] = [applied]
+        return applied
+
+    monkeypatch.setattr(rules.RuleProgram, "run", lambda *a: spoil(run(*a)))
+    monkeypatch.setattr(rules.RuleProgram, "run_ahead", lambda *a: spoil(run_ahead(*a)))
+    begun.clear()
+    decode(tmp_path, 3, temperature=1.0, seed=5)
+    drafted_alike(sorted(right, key=str), sorted(drafts, key=str))
+    assert "JudgeDrawn" in {name for name, _ in begun}
+
+
 def test_those_whose_texts_end_keep_nobody_waiting(begun, agreeing, tmp_path):
     """Near its end a text reads less of a block, and has less judged, than was begun."""
     make_drafter(tmp_path, markov_rank=3)

@@ -550,20 +550,20 @@ class Engine:
             return
         self._prefetched = prefetched
         if isinstance(prefetched, LookPrefetch):
-            self._draw_ahead(prefetched, applied)
+            self._draw_ahead(prefetched)
 
-    def _draw_ahead(self, look: LookPrefetch, verdicts: Source) -> None:
+    def _draw_ahead(self, look: LookPrefetch) -> None:
         """Queue what will be drawn from blocks behind them, and the forward about it behind
         that."""
         drawn = DrawnAhead.guess(look)
-        if drawn is None:
+        if drawn is None or look.verdicts is None:
             return
-        drawn.applied = self.rules.apply_ahead(drawn.draws, drawn.late(verdicts))
+        drawn.applied = self.rules.apply_ahead(drawn.draws, drawn.late(look.verdicts))
         if drawn.applied is None:
             return
         look.drawn = drawn
         self.clock.mark("rules", drawn.applied.device)
-        judging = JudgeDrawn.after(look, drawn, verdicts, self.hosts[0])
+        judging = JudgeDrawn.after(look, drawn, self.hosts[0])
         if judging is not None and self._begin(judging, drawn.applied):
             drawn.judging = judging
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,19 @@ from forerun.sequence.question import Question
 from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
 
 
+class Verdicts(NamedTuple):
+    """Verdicts that are on their way, in memory of their own: programs of rules share theirs, so
+    that the next one writes over what the last one left."""
+
+    accepted_B: Tensor
+    token_B: Tensor
+
+    @classmethod
+    def of(cls, applied: Source, vocab: int) -> Verdicts:
+        accepted_B = applied.column("accepted").clamp(min=0)
+        return cls(accepted_B, applied.column("token").clamp(0, vocab - 1))
+
+
 class LookPrefetch(PrefetchAroundDraft):
     """The next block of every sequence, as far on as the last draft is accepted. Before a block the
     hidden states of as many tokens as may be new are projected: those that were before come out as
@@ -51,6 +64,7 @@ class LookPrefetch(PrefetchAroundDraft):
         self.rows_of = {one: each.plan.read_count for one, each in zip(running, last)}
         self.drafted = max(self.rows_of.values())  # tokens of the longest draft
         self.drawn: DrawnAhead | None = None  # from its blocks
+        self.verdicts: Verdicts | None = None  # on the last drafts, on the device
         self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
 
     @classmethod
@@ -104,9 +118,10 @@ class LookPrefetch(PrefetchAroundDraft):
         batch = self.host.batch(work, ahead=self.drafted)
         tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
         tokens_BL = tokens_BL.view(len(self.running), -1)
-        tokens_BL[:, self._new] = applied.column("token").clamp(0, self.host.backbone.vocab - 1)
+        self.verdicts = Verdicts.of(applied, self.host.backbone.vocab)
+        tokens_BL[:, self._new] = self.verdicts.token_B
         batch.drawn_T = tokens_BL.flatten()
-        batch.moved = Moved(applied.column("accepted").clamp(min=0), self.drafted)
+        batch.moved = Moved(self.verdicts.accepted_B, self.drafted)
         return batch
 
     def prepare(self, batch: Batch) -> bool:
@@ -210,16 +225,14 @@ class DrawnAhead:
             at += rows
         return self
 
-    def late(self, verdicts: Source) -> list[Late]:
+    def late(self, verdicts: Verdicts) -> list[Late]:
         """What only the device knows: how far on the blanks are, and the last token."""
-        accepted_B = verdicts.column("accepted")
-        token_B = verdicts.column("token")
         late = []
         for number, kind in enumerate(self.kinds):
             if kind == "blanks":
-                late.append(Late(number, accepted_B + 1, is_shift=True))
+                late.append(Late(number, verdicts.accepted_B + 1, is_shift=True))
             elif kind == "last token":
-                late.append(Late(number, token_B, is_shift=False))
+                late.append(Late(number, verdicts.token_B, is_shift=False))
         return late
 
     def hand_over(self, served: Sequence[Running], logits_RV: Tensor) -> None:
@@ -308,17 +321,16 @@ class JudgeDrawn(JudgePrefetch):
     """The target's forward about drafts that were drawn ahead: they, too, stand as far on as the
     last ones are accepted."""
 
-    def __init__(self, target: Host, look: LookPrefetch, drawn: DrawnAhead, verdicts: Source):
+    def __init__(self, target: Host, look: LookPrefetch, drawn: DrawnAhead):
         super().__init__(target, look.running, look.drafted)
+        assert look.verdicts is not None
         self.drawn = drawn
-        self.verdicts = verdicts
+        self.verdicts = look.verdicts
         self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
 
     @classmethod
-    def after(
-        cls, look: LookPrefetch, drawn: DrawnAhead, verdicts: Source, target: Host
-    ) -> JudgeDrawn | None:
-        self = cls(target, look, drawn, verdicts)
+    def after(cls, look: LookPrefetch, drawn: DrawnAhead, target: Host) -> JudgeDrawn | None:
+        self = cls(target, look, drawn)
         if not all(map(self._is_likely, self.running)):
             return None
         pages = sum(
@@ -348,10 +360,10 @@ class JudgeDrawn(JudgePrefetch):
                 (one.lane, PlainText.of(text_and_chain(text, unknown), len(text)), len(text))
             )
         batch = self.host.batch(work, ahead=self.length)
-        token_B1 = self.verdicts.column("token")[:, None]
+        token_B1 = self.verdicts.token_B[:, None]
         tokens_BL = torch.cat([token_B1, applied.column("tokens")[:, : self.length]], 1)
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
-        batch.moved = Moved(self.verdicts.column("accepted").clamp(min=0), self.length)
+        batch.moved = Moved(self.verdicts.accepted_B, self.length)
         return batch
 
     def begin(self) -> None:
