@@ -153,6 +153,8 @@ class ScriptedApplied(Applied):
     """A rule whose outcome the next forward takes from the CPU: integer arithmetic takes `meta` a
     millisecond of Python."""
 
+    draws: Sequence[Draw[Any]] = ()  # where the same may be drawn again
+
     def column(self, name: str) -> Tensor:
         column = super().column(name)
         return torch.zeros(column.shape, dtype=column.dtype) if column.is_meta else column
@@ -183,10 +185,18 @@ class NoRules(Rules):
 
     def apply_ahead(self, draws: Sequence[Draw[Any]], late: Sequence[Late]) -> Applied | None:
         applied = super().apply_ahead(draws, late)
-        if applied is None:
-            return None
+        return None if applied is None else self._scripted_ahead(applied, draws)
+
+    def apply_again(self, last: Applied, logits_RV: Tensor, late: Sequence[Late]) -> Applied | None:
+        applied = super().apply_again(last, logits_RV, late)
+        draws = cast("ScriptedApplied", last).draws
+        return None if applied is None else self._scripted_ahead(applied, draws)
+
+    def _scripted_ahead(self, applied: Applied, draws: Sequence[Draw[Any]]) -> Applied:
         scripted = self._scripted(applied.packed, draws)
         scripted.used_noise = applied.used_noise
+        scripted.ran = applied.ran
+        scripted.draws = draws
         return scripted
 
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
@@ -194,7 +204,7 @@ class NoRules(Rules):
         made = [Draw(sample_token, (), seq) for seq in draws.seqs]
         return None if applied is None else self._scripted(applied.packed, made)
 
-    def _scripted(self, packed: PackedOutcome, draws: Sequence[Draw[Any]]) -> Applied:
+    def _scripted(self, packed: PackedOutcome, draws: Sequence[Draw[Any]]) -> ScriptedApplied:
         copy = cast("HostCopy", ScriptedOutcomes(packed, self._script, draws))
         return ScriptedApplied(packed, len(draws), copy)
 

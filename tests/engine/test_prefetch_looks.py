@@ -15,7 +15,7 @@ from forerun.backbones.lean import LeanBackbone
 from forerun.drafters.features import FeaturesDrafter
 from forerun.engine import graphs, prefetch_looks, rules
 from forerun.engine.engine import Engine
-from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch
+from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch, MovesOn
 from forerun.probability.acceptance import matching
 from forerun.probability.markov import draw_chain
 from forerun.sequence.canvas import Draw
@@ -118,6 +118,22 @@ def test_nearly_every_step_of_a_whole_batch_begins_ahead(begun, agreeing, tmp_pa
     assert begun.count(("JudgeDrawn", 3)) >= steps - 6, (steps, begun)
 
 
+def test_nearly_every_step_moves_the_rows_of_the_last_one(begun, agreeing, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    moved, again = [], []
+    move_on, apply_again = graphs.StaticBatch.move_on, rules.Rules.apply_again
+
+    def note_again(*arguments):
+        again.append(apply_again(*arguments))
+        return again[-1]
+
+    monkeypatch.setattr(graphs.StaticBatch, "move_on", lambda *a: (moved.append(1), move_on(*a))[1])
+    monkeypatch.setattr(rules.Rules, "apply_again", note_again)
+    _, results = decode(tmp_path, 3, prompts=[LONG[0]] * 3, temperature=0)
+    steps = min(r.stats.forwards for r in results)
+    assert len(moved) >= 2 * (steps - 8) and sum(map(bool, again)) >= steps - 8
+
+
 def test_programs_of_rules_share_memory(begun, agreeing, drafts, monkeypatch, tmp_path):
     """What one left, the next writes over, as graphs of one pool do on a GPU."""
     make_drafter(tmp_path, markov_rank=3)
@@ -140,6 +156,16 @@ def test_programs_of_rules_share_memory(begun, agreeing, drafts, monkeypatch, tm
     decode(tmp_path, 3, temperature=1.0, seed=5)
     drafted_alike(sorted(right, key=str), sorted(drafts, key=str))
     assert "JudgeDrawn" in {name for name, _ in begun}
+
+
+def test_rows_that_were_written_over_are_not_moved(begun, agreeing, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    m, _ = decode(tmp_path, 1, LONG[:1], temperature=0, max_tokens=30)
+    replayed = m.engine.hosts[1].runner.replayed
+    assert replayed is not None and replayed.can_move(40)
+    assert not replayed.can_move(replayed.found.longest + 1)
+    replayed.captured.fixed.fills += 1
+    assert not replayed.can_move(40)
 
 
 def test_those_whose_texts_end_keep_nobody_waiting(begun, agreeing, tmp_path):
@@ -257,6 +283,12 @@ MUTANTS = {
     "however many tokens are asked for": lambda patch: patch.setattr(
         LookPrefetch, "matches", lambda self, one: one.waits_for.host is self.host
     ),
+    "further on by one too few": lambda patch: patch.setattr(
+        MovesOn, "moved_on", lambda *a: one_less(MOVED_ON(*a))
+    ),
+    "the last token stays": lambda patch: patch.setattr(
+        graphs.StaticBatch, "move_on", lambda self, batch: MOVE_ON(self, without_column(batch))
+    ),
     "drawn after the token before": lambda patch: patch.setattr(
         DrawnAhead, "late", lambda self, verdicts: []
     ),
@@ -265,6 +297,20 @@ MUTANTS = {
     ),
 }
 RULE_BATCH = rules.RuleBatch
+MOVED_ON = MovesOn.moved_on
+MOVE_ON = graphs.StaticBatch.move_on
+
+
+def one_less(batch):
+    batch.moved = graphs.Moved(batch.moved.steps_B - 1, batch.moved.most)
+    return batch
+
+
+def without_column(batch):
+    batch.column = None
+    return batch
+
+
 MOVE = graphs.StaticBatch._move_by_steps
 
 

@@ -59,11 +59,12 @@ def test_a_chain_of_likeliest_tokens_is_that_of_the_plain_code(vocab, rank):
     law = 2.0 ** torch.randint(-9, 0, (3, 4, vocab), generator=some).float()
     law[:, :, 1::3] = 0
     law[1, 2] = 0
+    law[2, 1] = math.nan  # which has no token, and must not be taken for one
     law = law.to(ON)
     where = torch.zeros(3, 4, dtype=torch.long, device=ON)
     last = torch.tensor([[0], [vocab - 1], [2]], device=ON)
     expected = draw_chain(Markov(before.cpu().float(), after.cpu().float()), 0)(
-        where.cpu(), last.cpu(), law.cpu(), None
+        where.cpu(), last.cpu(), law.cpu().nan_to_num(0), None
     )
     found = kernels.likeliest_chain(law, last[:, 0], before, after)
     assert found.tolist() == expected.tokens.tolist()

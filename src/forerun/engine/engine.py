@@ -115,6 +115,7 @@ class Engine:
         self.foresight = Foresight()
         self._prefetched: Prefetch | None = None
         self._drafted: Drafted | None = None  # by a model, last
+        self._looked: LookPrefetch | None = None  # that was begun last
         self._drawn: DrawnAhead | None = None  # from blocks that were handed over last
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
@@ -228,7 +229,7 @@ class Engine:
         began = time.perf_counter()
         for host in self.hosts:
             if host.begin_features():
-                self._prefetched = None
+                self._forget_ahead()
         self._admit()
         self._refuse_blind_looks()
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
@@ -268,7 +269,7 @@ class Engine:
             turn = Turn(host, self.running, from_all)
             parts = turn.parts(self._usual_step(host))
             if turn.gave_back:
-                self._prefetched = None
+                self._forget_ahead()
             if parts:
                 chunks = all(part.is_prompt and not part.is_whole for part in parts)
                 self._only_read = chunks and question_of(parts[0].one).drafting
@@ -421,14 +422,14 @@ class Engine:
         one.looked = None
         one.drew = None
         self._drafted = None  # a finished request must not be held
+        self._looked = None
         self.running.remove(one)
         for host in self.hosts:
             host.memos[one.lane].rest()
         self.free_lanes.append(one.lane)
         self.free_lanes.sort()
         if not self.running:
-            self._prefetched = None
-            self._drawn = None
+            self._forget_ahead()
             self.watch.idle()
         self._end_ticket(one.ticket)
 
@@ -447,7 +448,6 @@ class Engine:
     def _draw(self, served: list[Running]) -> Sequence[object]:
         """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
         began = time.perf_counter()
-        self._drop_prefetched()
         draws = [draw_of(one) for one in served]
         answers: list[object] = [None] * len(served)
         applied: list[tuple[list[int], Applied]] = []
@@ -471,15 +471,18 @@ class Engine:
 
     def _take_drawn_ahead(
         self, served: list[Running], applied: list[tuple[list[int], Applied]]
-    ) -> list[int]:
+    ) -> set[int]:
         """Who wants just what was drawn ahead gets that; and the forward about it may have begun.
         Who that is, by index."""
-        drawn, self._drawn = self._drawn, None
+        drawn = self._drawn
         early = [] if drawn is None else [i for i, one in enumerate(served) if drawn.holds(one)]
-        if drawn is not None and early:
+        if drawn is None or not early:
+            self._drop_prefetched()
+        else:
             applied.append((early, drawn.outcomes([served[i] for i in early])))
             self._prefetched = drawn.judging
-        return early
+            self._drawn = None
+        return set(early)
 
     def _arrive(
         self,
@@ -523,7 +526,16 @@ class Engine:
         or gives its pages back, nobody was mistaken.)"""
         if self._prefetched is not None:
             self._prefetched.in_vain()
-            self._prefetched = None
+        if self._drawn is not None and self._drawn.judging is not None:
+            self._drawn.judging.in_vain()
+        self._prefetched = None
+        self._drawn = None
+
+    def _forget_ahead(self) -> None:
+        """Slots no longer hold what they held: nothing that was begun is of use."""
+        self._prefetched = None
+        self._drawn = None
+        self._looked = None
 
     def _try_to_prefetch(
         self, served: list[Running], applied: Source, in_step: bool = False
@@ -550,22 +562,22 @@ class Engine:
             return
         self._prefetched = prefetched
         if isinstance(prefetched, LookPrefetch):
+            self._looked = prefetched
             self._draw_ahead(prefetched)
+            prefetched.forget_before()
 
     def _draw_ahead(self, look: LookPrefetch) -> None:
         """Queue what will be drawn from blocks behind them, and the forward about it behind
         that."""
         drawn = DrawnAhead.guess(look)
-        if drawn is None or look.verdicts is None:
-            return
-        drawn.applied = self.rules.apply_ahead(drawn.draws, drawn.late(look.verdicts))
-        if drawn.applied is None:
+        if drawn is None or not drawn.apply(self.rules, look) or drawn.applied is None:
             return
         look.drawn = drawn
         self.clock.mark("rules", drawn.applied.device)
-        judging = JudgeDrawn.after(look, drawn, self.hosts[0])
-        if judging is not None and self._begin(judging, drawn.applied):
-            drawn.judging = judging
+        if drawn.applied.type is Tokens:
+            judging = JudgeDrawn.after(look, drawn, self.hosts[0])
+            if judging is not None and self._begin(judging, drawn.applied):
+                drawn.judging = judging
 
     def _begin(self, prefetched: Prefetch, applied: Source) -> bool:
         """Begin a forward ahead, if it can."""
@@ -600,7 +612,7 @@ class Engine:
             return foresee_judging(served, target)
         if self._drafted is not None:
             return DraftPrefetch.guess(served, self._drafted)
-        return LookPrefetch.guess(served)
+        return LookPrefetch.guess(served, self._looked)
 
     def _read_beside(self, prefetched: Prefetch) -> bool:
         """Have the others read in a forward that begins ahead, if that is what they wait for."""

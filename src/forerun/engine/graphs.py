@@ -41,6 +41,7 @@ from forerun.engine.pack import (
     TILE_ROWS,
     Batch,
     Moved,
+    MovedOn,
     Tiles,
     make_tiles,
     round_up,
@@ -109,6 +110,13 @@ class CaptureSize(NamedTuple):
             by_section=tiles.by_section,
         )
 
+    @property
+    def longest(self) -> int:
+        """Slots that a row may look at."""
+        if self.splits == 1:
+            return sys.maxsize
+        return self.splits * SLOTS * (SECTION if self.by_section else 1)
+
     def covers(self, other: CaptureSize, most_rows: float) -> bool:
         """Has it room for all that another has room for, in so many rows at most? Empty tiles and
         splits cost next to nothing."""
@@ -138,6 +146,7 @@ class StaticBatch(Batch):
         self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
         self._device = torch.zeros_like(self._host, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None
+        self.fills = 0  # times that it was filled
         split = np.split(self._host.numpy(), np.cumsum(parts)[:-1])
         rows, self._host_reads, bounds, self._host_sources, *self._host_sequences = split
         self._host_rows = rows.reshape(7, -1)
@@ -200,7 +209,24 @@ class StaticBatch(Batch):
         made_of_nothing_T = self.sources_T == table.scratch_slot
         self.sources_T.copy_(torch.where(made_of_nothing_T, self.sources_T, found_T))
 
+    @property
+    def has_moved(self) -> bool:
+        """Is what moves its rows captured?"""
+        return self._mover is not None
+
+    def move_on(self, batch: MovedOn) -> None:
+        """Move the rows that it holds on, with other tokens."""
+        rows = len(batch.slots)
+        if batch.drawn_T is not None:
+            self.tokens_T[:rows] = batch.drawn_T
+        if batch.column is not None:
+            number, tokens_B = batch.column
+            self.tokens_T[:rows].view(len(tokens_B), -1)[:, number] = tokens_B
+        assert batch.moved is not None
+        self._move(batch, batch.moved)
+
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
+        self.fills += 1
         if self._copied is not None:
             self._copied.synchronize()  # the last replay's integers may still be on their way
         rows = len(batch.slots)
@@ -248,6 +274,7 @@ class ForwardRunner(Generic[SlotStorage]):
         self.captured: OrderedDict[CaptureSize, CapturedForward] = OrderedDict()
         self.seconds = 0.0  # spent on captures
         self.is_warm = True  # or was the last forward one that will be captured, or just was?
+        self.replayed: Replayed | None = None  # the last forward, if it was a replay
         self._seen: Counter[CaptureSize] = Counter()
         device = backbone.device
         # In float32 a large tile would not fit into registers.
@@ -293,11 +320,14 @@ class ForwardRunner(Generic[SlotStorage]):
         return self.backbone.forward(batch, self.slots)
 
     def has_captured(self, batch: Batch) -> bool:
-        """Would a forward of this batch be a replay?"""
+        """Would a forward of this batch be a replay? Not if it is time to capture its own size."""
         if not self.capture_enabled:
             return False
         _, size = self._size(batch)
-        return size is not None and self._find(size) is not None
+        found = None if size is None else self._find(size)
+        if size is None or found is None:
+            return False
+        return found == size or not self._is_time_to_capture(size, found)
 
     def _find(self, size: CaptureSize) -> CaptureSize | None:
         """This size if it is captured, else the least that is and covers it."""
@@ -314,6 +344,12 @@ class ForwardRunner(Generic[SlotStorage]):
         return tiles, CaptureSize.of(batch, tiles)
 
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
+        if isinstance(batch, MovedOn):
+            assert self.replayed is not None, "whoever moves on says what"
+            self.is_warm = True
+            self._seen[self.replayed.size] += 1
+            return self.replayed.captured.replay_moved(batch, on_start)
+        self.replayed = None
         tiles, size = self._size(batch)
         if size is None:
             self.is_warm = True
@@ -326,11 +362,21 @@ class ForwardRunner(Generic[SlotStorage]):
         self.is_warm = found is not None and not capture_now
         if found is not None and not capture_now:
             self.captured.move_to_end(found)
-            return self.captured[found].replay(batch, tiles, on_start)
+            captured = self.captured[found]
+            if moves and not captured.fixed.has_moved:
+                self.is_warm = False
+            logits_RV = captured.replay(batch, tiles, on_start)
+            self.replayed = Replayed(captured, captured.fixed.fills, batch, size, found)
+            return logits_RV
         on_start()
         if capture_now:
             return self._capture(size, batch, tiles)
         return self._forward_by_kernels(batch, tiles)
+
+    def had_better_capture(self, replayed: Replayed) -> bool:
+        """Was a larger size replayed often enough in place of its own?"""
+        size = replayed.size
+        return size.rows != replayed.found.rows and self._seen[size] > COVERED_BEFORE
 
     def can_capture(self, batch: Batch) -> bool:
         """Is there a size for it?"""
@@ -473,16 +519,36 @@ class CapturedForward:
         rows: int,
         pool: PoolHandle | None,
     ):
-        self._fixed = fixed
+        self.fixed = fixed
         self._run: Callable[[], Tensor] = partial(forward, fixed)
         if fixed.device.type == "cuda":
             with capturing_alone(), fastest_blas(rows):
                 self._run = capture_graph(self._run, pool)
 
     def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:
-        self._fixed.fill(batch, tiles)
+        self.fixed.fill(batch, tiles)
         on_start()
         return self._run()[: len(batch.reads)].clone()  # the next replay writes over it
+
+    def replay_moved(self, batch: MovedOn, on_start: OnStart = _ignore) -> Tensor:
+        """The same for the rows that it was filled with, further on."""
+        self.fixed.move_on(batch)
+        on_start()
+        return self._run()[: len(batch.reads)].clone()
+
+
+class Replayed(NamedTuple):
+    """A forward that was replayed, and what it was filled with."""
+
+    captured: CapturedForward
+    fills: int
+    batch: Batch
+    size: CaptureSize  # that it needs
+    found: CaptureSize  # that it has
+
+    def can_move(self, slots: int) -> bool:
+        """Does it still hold these rows, and has it room for so many slots?"""
+        return self.captured.fixed.fills == self.fills and slots <= self.found.longest
 
 
 @contextmanager

@@ -152,11 +152,15 @@ class Host:
     def batch(self, work: Sequence[tuple[int, Plan, int]], ahead: int = 0) -> Batch:
         """The rows that must run: (lane, plan, first row of the plan that runs). Their slots are
         made the lanes' own; so are those that they need `ahead` positions on."""
-        for lane, plan, start in work:
-            end = plan.length
+        self.claim([(lane, start, plan.length) for lane, plan, start in work], ahead)
+        return self._with_sources(Batch(work, self.slots.table, self.device))
+
+    def claim(self, spans: Sequence[tuple[int, int, int]], ahead: int = 0) -> None:
+        """Make the slots of some rows the lanes' own, (lane, start, end); and those that they need
+        `ahead` positions on."""
+        for lane, start, end in spans:
             self.memos[lane].claim(start, min(end + ahead, self.room), end if ahead else start)
         self.slots.table.to_device()
-        return self._with_sources(Batch(work, self.slots.table, self.device))
 
     def next_rows(
         self,

@@ -252,6 +252,24 @@ class NextRows(Batch):
         return list(map(Segment, self.lanes.tolist(), plans, starts, range(len(plans))))
 
 
+class MovedOn(Batch):
+    """The rows of a batch that was replayed last, further on by as much as only the device knows.
+    Nothing but that and some of their tokens is new, so nothing is made or sent for them."""
+
+    def __init__(self, last: Batch, moved: Moved, grown: int):
+        """Texts are at most so many tokens longer than they were."""
+        self.device = last.device
+        self.row_counts = last.row_counts
+        self.read_counts = last.read_counts
+        self.slot_counts = [count + grown for count in last.slot_counts]
+        self.slots = last.slots  # as many, not these
+        self.reads = last.reads
+        self.source_table = last.source_table
+        self.moved = moved
+        self.column: tuple[int, Tensor] | None = None  # a row of each sequence, and its token
+        self._begin()
+
+
 class MovingRows(Batch):
     """Rows of plain text, one per sequence, that move on token by token in the host's memory.
     Whoever runs them asks for arrays, not for tensors, and for nothing of their segments."""

@@ -3,8 +3,7 @@
 Whoever has a draft written will have it judged: rows of the text's last token and of the draft,
 which the device has. Whoever has had it judged will mostly have another one written, as long as the
 last, as far on as tokens were accepted: arithmetic on what the device has, too. So draft model and
-target are both set to work before their tokens are known, and the host does its part meanwhile. So
-is a drafter that looks into its target: its next block stands as far on as tokens are accepted.
+target are both set to work before their tokens are known, and the host does its part meanwhile.
 Both are guesses, as all that is prefetched (`prefetch.py`): a method that asks for something else
 gets that. A sequence that was foreseen wrongly twice in a row is not foreseen any more.
 """

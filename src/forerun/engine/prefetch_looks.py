@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.graphs import Replayed
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, Moved
+from forerun.engine.pack import Batch, Moved, MovedOn
 from forerun.engine.prefetch import Source
 from forerun.engine.prefetch_drafts import (
     SURPRISES,
@@ -28,7 +30,7 @@ from forerun.engine.prefetch_drafts import (
     judged_tokens,
     reads_of,
 )
-from forerun.engine.rules import Applied, Late
+from forerun.engine.rules import Applied, Late, Rules
 from forerun.engine.ticket import Running
 from forerun.probability.outcomes import Tokens, Verdict
 from forerun.probability.pending import LawRows, PendingLaws
@@ -51,7 +53,51 @@ class Verdicts(NamedTuple):
         return cls(accepted_B, applied.column("token").clamp(0, vocab - 1))
 
 
-class LookPrefetch(PrefetchAroundDraft):
+class MovesOn(PrefetchAroundDraft):
+    """A forward whose rows stand as far on as drafts are accepted. What follows it, for the same
+    sequences, is mostly the same rows further on, which the device has already: then nothing is
+    made of it on the host, and nothing sent."""
+
+    def __init__(self, host: Host, running: Sequence[Running]):
+        super().__init__(host, running)
+        self.replayed: Replayed | None = None  # as what it was run
+        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+
+    def follow(self, logits_RV: Tensor) -> int:
+        self.replayed = self.host.runner.replayed
+        return super().follow(logits_RV)
+
+    def expect(self, one: Running, verdict: Verdict) -> None:
+        """The verdict on its last draft has arrived; its text is still as it was."""
+        self._expected[one] = (one.seq.known + verdict.accepted + 1, verdict.token)
+
+    def expects(self, one: Running) -> bool:
+        """Is its text now what was foreseen? Of one that only grows, its length and its last token
+        tell."""
+        text = one.seq.text
+        return self._expected.get(one) == (len(text), int(text[-1]))
+
+    def can_move(self, running: Sequence[Running], slots: int) -> bool:
+        """Was it begun for these sequences, is each where it was foreseen to be, and is there room
+        for rows that look at so many slots?"""
+        replayed = self.replayed
+        if replayed is None or not replayed.can_move(slots):
+            return False
+        same = len(self.running) == len(running) and all(map(is_, self.running, running))
+        stays = not self.host.runner.had_better_capture(replayed)
+        return same and stays and all(map(self.expects, running))
+
+    def moved_on(self, verdicts: Verdicts, most: int) -> MovedOn:
+        """Its rows, as far on as tokens are accepted, and by the verdict's own."""
+        assert self.replayed is not None
+        self.host.runner.replayed = self.replayed
+        return MovedOn(self.replayed.batch, Moved(verdicts.accepted_B + 1, most), most)
+
+    def prepare(self, batch: Batch) -> bool:
+        return isinstance(batch, MovedOn) or super().prepare(batch)
+
+
+class LookPrefetch(MovesOn):
     """The next block of every sequence, as far on as the last draft is accepted. Before a block the
     hidden states of as many tokens as may be new are projected: those that were before come out as
     they did. Whoever reads less of its block than the last time gets its first rows."""
@@ -65,10 +111,13 @@ class LookPrefetch(PrefetchAroundDraft):
         self.drafted = max(self.rows_of.values())  # tokens of the longest draft
         self.drawn: DrawnAhead | None = None  # from its blocks
         self.verdicts: Verdicts | None = None  # on the last drafts, on the device
-        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+        self.before: LookPrefetch | None = None  # the last one, if this is the same further on
 
     @classmethod
-    def guess(cls, running: Sequence[Running]) -> LookPrefetch | None:
+    def guess(
+        cls, running: Sequence[Running], before: LookPrefetch | None = None
+    ) -> LookPrefetch | None:
+        """The next block of all these; `before` is what was begun last."""
         last = [one.looked for one in running if one.looked is not None]
         if len(last) < len(running) or len({(q.host, _block_rows(q.plan)) for q in last}) > 1:
             return None
@@ -85,7 +134,16 @@ class LookPrefetch(PrefetchAroundDraft):
             host.memos[one.lane].pages_needed(one.seq.known - self._new, self._end(question))
             for one, question in zip(running, last)
         )
+        if before is not None and self._goes_on_from(before):
+            self.before = before
         return self if host.pool.ensure(pages) else None
+
+    def _goes_on_from(self, before: LookPrefetch) -> bool:
+        """Is it the same for the same sequences, whose rows on the device stand where the last
+        block of each was?"""
+        if before.host is not self.host or before.rows_of != self.rows_of:
+            return False
+        return before.can_move(self.running, max(map(self._end, self.last)))
 
     @property
     def _new(self) -> int:
@@ -111,6 +169,9 @@ class LookPrefetch(PrefetchAroundDraft):
         return held and target.memos[one.lane].holds_text(one.seq.text)
 
     def batch(self, applied: Source) -> Batch:
+        self.verdicts = Verdicts.of(applied, self.host.backbone.vocab)
+        if self.before is not None:
+            return self._moved_on(self.before, self.verdicts)
         work: list[tuple[int, Plan, int]] = []
         for one, last in zip(self.running, self.last):
             start = one.seq.known - self._new
@@ -118,14 +179,27 @@ class LookPrefetch(PrefetchAroundDraft):
         batch = self.host.batch(work, ahead=self.drafted)
         tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
         tokens_BL = tokens_BL.view(len(self.running), -1)
-        self.verdicts = Verdicts.of(applied, self.host.backbone.vocab)
         tokens_BL[:, self._new] = self.verdicts.token_B
         batch.drawn_T = tokens_BL.flatten()
         batch.moved = Moved(self.verdicts.accepted_B, self.drafted)
         return batch
 
+    def _moved_on(self, before: LookPrefetch, verdicts: Verdicts) -> Batch:
+        """The rows of the last block of each, further on: but for the last token all is as it
+        was."""
+        spans = [
+            (one.lane, one.seq.known - self._new, last.plan.length + 1)
+            for one, last in zip(self.running, self.last)
+        ]
+        self.host.claim(spans, ahead=self.drafted)
+        batch = before.moved_on(verdicts, self._new)
+        if batch.source_table is not None:
+            batch.source_table.to_device()
+        batch.column = (self._new, verdicts.token_B)
+        return batch
+
     def prepare(self, batch: Batch) -> bool:
-        return self._prepare_or_capture(batch)
+        return isinstance(batch, MovedOn) or self._prepare_or_capture(batch)
 
     def begin(self) -> None:
         for one in self.running:
@@ -134,20 +208,16 @@ class LookPrefetch(PrefetchAroundDraft):
     def learn(self, answers: Sequence[object]) -> None:
         for one, answer in zip(self.running, answers, strict=True):
             if isinstance(answer, Verdict):
-                length = one.seq.known + answer.accepted + 1
-                self._expected[one] = (length, answer.token)
+                self.expect(one, answer)
         if self.drawn is not None and self.drawn.judging is not None:
             self.drawn.judging.learn_verdicts(answers)
 
     def matches(self, one: Running) -> bool:
-        """Of a text that only grows, its length and its last token tell."""
         asked = one.waits_for
         if not isinstance(asked, Question) or asked.host is not self.host:
             return False
-        text = one.seq.text
-        expected = self._expected.get(one) == (len(text), int(text[-1]))
         plan = asked.plan
-        same_text = expected and plan.stored == len(text) - 1
+        same_text = self.expects(one) and plan.stored == one.seq.known - 1
         same_block = _block_rows(plan) == _block_rows(self.last[0].plan)
         return same_text and same_block and 0 < plan.read_count <= self.rows_of[one]
 
@@ -157,6 +227,14 @@ class LookPrefetch(PrefetchAroundDraft):
         plan = asked.plan
         self.host.memos[one.lane].ran(plan, plan.stored - self._new)
         one.surprises[type(self)] = 0
+
+    def forget_before(self) -> None:
+        """All is queued: what was before is not needed any more, nor what was before that."""
+        self.before = None
+        if self.drawn is not None:
+            self.drawn.before = None
+            if self.drawn.judging is not None:
+                self.drawn.judging.before = None
 
     def logits_of(self, running: Sequence[Running]) -> Tensor:
         logits_RV = super().logits_of(running)
@@ -201,6 +279,7 @@ class DrawnAhead:
     def __init__(self, look: LookPrefetch, kinds: Sequence[str]):
         self.running = look.running
         self.kinds = kinds  # what each argument is
+        self.before: DrawnAhead | None = None  # what was drawn last, if this is the same again
         self.draws: list[Draw[Any]] = []  # with the blanks as if nothing were accepted
         self.applied: Applied | None = None  # once they are queued
         self.judging: JudgeDrawn | None = None  # the forward about them, if it is queued, too
@@ -223,7 +302,23 @@ class DrawnAhead:
         for one, rows in look.rows_of.items():
             self.draws.append(_next_draw(one, kinds[0], look.logits_RV, at))
             at += rows
+        before = None if look.before is None else look.before.drawn
+        if before is not None and self._repeats(before):
+            self.before = before
         return self
+
+    def apply(self, rules: Rules, look: LookPrefetch) -> bool:
+        """Queue the draws, if that can be."""
+        assert look.verdicts is not None and look.logits_RV is not None
+        late = self.late(look.verdicts)
+        if self.before is not None and self.before.applied is not None:
+            self.applied = rules.apply_again(self.before.applied, look.logits_RV, late)
+        if self.applied is None:
+            self.applied = rules.apply_ahead(self.draws, late)
+        return self.applied is not None
+
+    def _repeats(self, before: DrawnAhead) -> bool:
+        return before.kinds == self.kinds and before.draws[0].rule is self.draws[0].rule
 
     def late(self, verdicts: Verdicts) -> list[Late]:
         """What only the device knows: how far on the blanks are, and the last token."""
@@ -317,16 +412,16 @@ def _next_draw(one: Running, kinds: Sequence[str], logits_RV: Tensor, first: int
     return Draw(drew.rule, tuple(arguments), one.seq)
 
 
-class JudgeDrawn(JudgePrefetch):
+class JudgeDrawn(JudgePrefetch, MovesOn):
     """The target's forward about drafts that were drawn ahead: they, too, stand as far on as the
     last ones are accepted."""
 
     def __init__(self, target: Host, look: LookPrefetch, drawn: DrawnAhead):
         super().__init__(target, look.running, look.drafted)
-        assert look.verdicts is not None
-        self.drawn = drawn
+        assert look.verdicts is not None and drawn.applied is not None
+        self.drawn = drawn.applied
         self.verdicts = look.verdicts
-        self._expected: dict[Running, tuple[int, int]] = {}  # length and last token of a text
+        self.before: JudgeDrawn | None = None  # the last one, if this is the same further on
 
     @classmethod
     def after(cls, look: LookPrefetch, drawn: DrawnAhead, target: Host) -> JudgeDrawn | None:
@@ -337,7 +432,15 @@ class JudgeDrawn(JudgePrefetch):
             target.memos[one.lane].pages_needed(len(text), len(text) + self._ahead)
             for one, text in zip(self.running, self.texts)
         )
+        before = None if drawn.before is None else drawn.before.judging
+        if before is not None and self._goes_on_from(before):
+            self.before = before
         return self if target.pool.ensure(pages) else None
+
+    def _goes_on_from(self, before: JudgeDrawn) -> bool:
+        if before.host is not self.host or before.length != self.length:
+            return False
+        return before.can_move(self.running, max(map(len, self.texts)) + self._ahead)
 
     @property
     def _ahead(self) -> int:
@@ -353,18 +456,28 @@ class JudgeDrawn(JudgePrefetch):
         return fits and held and self._surprises(one) < SURPRISES
 
     def batch(self, applied: Source) -> Batch:
-        work: list[tuple[int, Plan, int]] = []
-        unknown = [0] * (1 + self.length)
-        for one, text in zip(self.running, self.texts):  # as if nothing were accepted
-            work.append(
-                (one.lane, PlainText.of(text_and_chain(text, unknown), len(text)), len(text))
-            )
-        batch = self.host.batch(work, ahead=self.length)
+        batch = self._rows() if self.before is None else self._moved_on(self.before)
         token_B1 = self.verdicts.token_B[:, None]
         tokens_BL = torch.cat([token_B1, applied.column("tokens")[:, : self.length]], 1)
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        return batch
+
+    def _rows(self) -> Batch:
+        work: list[tuple[int, Plan, int]] = []
+        unknown = [0] * (1 + self.length)
+        for one, text in zip(self.running, self.texts):  # as if nothing were accepted
+            tokens = text_and_chain(text, unknown)
+            work.append((one.lane, PlainText.of(tokens, len(text)), len(text)))
+        batch = self.host.batch(work, ahead=self.length)
         batch.moved = Moved(self.verdicts.accepted_B, self.length)
         return batch
+
+    def _moved_on(self, before: JudgeDrawn) -> Batch:
+        rows = 1 + self.length
+        pairs = zip(self.running, self.texts)
+        spans = [(one.lane, len(text), len(text) + rows) for one, text in pairs]
+        self.host.claim(spans, ahead=self.length)
+        return before.moved_on(self.verdicts, rows)
 
     def begin(self) -> None:
         """What is accepted of the last draft stays, but how much that is, is not known yet."""
@@ -377,13 +490,10 @@ class JudgeDrawn(JudgePrefetch):
             if isinstance(answer, Verdict):
                 kept = judged_tokens(one)[: answer.accepted]
                 self.host.memos[one.lane].wrote(len(text), kept)
-                self._expected[one] = (len(text) + answer.accepted + 1, answer.token)
+                self.expect(one, answer)
 
     def learn(self, answers: Sequence[object]) -> None:
         """What was drawn ahead has arrived, whoever of them wants it."""
-        assert self.drawn.applied is not None
-        for one, drawn in zip(self.running, self.drawn.applied.outcomes(), strict=True):
-            text = one.seq.text
-            is_there = self._expected.get(one) == (len(text), int(text[-1]))
-            if is_there and isinstance(drawn, Tokens):
-                self._foresee(one, text, drawn.tokens)
+        for one, drawn in zip(self.running, self.drawn.outcomes(), strict=True):
+            if self.expects(one) and isinstance(drawn, Tokens):
+                self._foresee(one, one.seq.text, drawn.tokens)

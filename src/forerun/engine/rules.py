@@ -67,10 +67,18 @@ class Late(NamedTuple):
     is_shift: bool  # what is to be added to all of them
 
 
+class Ran(NamedTuple):
+    """A program that was run, and with what it was filled."""
+
+    program: RuleProgram
+    fills: int
+
+
 class Applied:
     """A rule that was run, or is queued on the device."""
 
     used_noise = True  # or was it certain, whatever the noise?
+    ran: Ran | None = None  # by which program, where that can be run again
 
     def __init__(self, packed: PackedOutcome, count: int, copy: HostCopy):
         self.packed = packed
@@ -78,6 +86,7 @@ class Applied:
         self.device = packed.tensor.device
         self.count = count  # sequences; what is behind them pads
         self._copy = copy
+        self._arrived: list[Outcome | None] | None = None
 
     def column(self, name: str) -> Tensor:
         """A column of the outcome, on the device."""
@@ -85,7 +94,10 @@ class Applied:
 
     def outcomes(self) -> list[Outcome | None]:
         """Every sequence's outcome, as soon as it has arrived; None where a law had no mass."""
-        return [self.packed.unpack(row) for row in self._copy.numbers()[: self.count]]
+        if self._arrived is None:
+            rows = self._copy.numbers()[: self.count]
+            self._arrived = [self.packed.unpack(row) for row in rows]
+        return self._arrived
 
     def only(self, numbers: Sequence[int]) -> Applied:
         """The same for some of the sequences."""
@@ -98,6 +110,7 @@ class Chosen(Applied):
     def __init__(self, applied: Applied, numbers: Sequence[int]):
         self.type = applied.type
         self.device = applied.device
+        self.count = len(numbers)
         self._applied = applied
         self._numbers = numbers
 
@@ -172,11 +185,22 @@ class Rules:
         batch = RuleBatch(draws, ahead=1)
         size = self._capturable_size(batch)
         found = None if size is None else self._find(size)
-        if found is None:
+        if size is None or found is None:
+            return None
+        if found != size and self._is_time_to_capture(size, found):
             return None
         self.programs.move_to_end(found)
         with current_device(batch.device):
             return self.programs[found].run_ahead(batch, late)
+
+    def apply_again(self, last: Applied, logits_RV: Tensor, late: Sequence[Late]) -> Applied | None:
+        """What was applied ahead last, once more, to other logits and with arguments that only the
+        device knows; None if that cannot be."""
+        ran = last.ran
+        if ran is None or last.used_noise or ran.program.fills != ran.fills:
+            return None
+        with current_device(last.device):
+            return ran.program.run_again(last.count, logits_RV, late)
 
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
         """One token for each of many, by a program that is there; None if there is none."""
@@ -574,6 +598,8 @@ class RuleProgram:
         self._logits_RV = [logits_BLV.flatten(0, 1) for logits_BLV in self._logits]
         self._packed: PackedOutcome | None = None
         self._sent: torch.cuda.Event | None = None  # what nobody may wait for
+        self.fills = 0  # times that it was filled
+        self._numbers: list[list[int]] = []  # the rows of logits that it was filled with
         self._run: Callable[[], Tensor] = self._program
         self._fill(batch)
         if on_gpu:
@@ -603,6 +629,15 @@ class RuleProgram:
         if self._device.is_cuda:  # if nobody wants it, the next run may come before this one began
             self._sent = torch.cuda.Event()
             self._sent.record(torch.cuda.current_stream(self._device.device))
+        return self._run_late(len(batch.draws), late)
+
+    def run_again(self, count: int, logits_RV: Tensor, late: Sequence[Late]) -> Applied:
+        """What was run ahead, for other logits: all else that the host knows of is as it was."""
+        for index, numbers in enumerate(self._numbers):
+            self._pick(index, logits_RV, numbers)
+        return self._run_late(count, late)
+
+    def _run_late(self, count: int, late: Sequence[Late]) -> Applied:
         kinds = [argument.kind for argument in self.size.arguments]
         for number, known_B, is_shift in late:
             place_BK = self._tokens[kinds[:number].count("tokens")].view(self.size.batch, -1)
@@ -613,8 +648,9 @@ class RuleProgram:
                 mine_BK[:, 0] = known_B
         tensor = self._run()
         assert self._packed is not None
-        applied = Applied(self._packed, len(batch.draws), HostCopy(tensor))
+        applied = Applied(self._packed, count, HostCopy(tensor))
         applied.used_noise = bool(self._used or self._ahead)
+        applied.ran = Ran(self, self.fills) if len(self._numbers) == 1 else None
         return applied
 
     def _wait_until_sent(self) -> None:
@@ -627,6 +663,7 @@ class RuleProgram:
         """The same for a token each, from rows that lie side by side: no integers are needed."""
         count = len(draws.seqs)
         self._wait_until_sent()
+        self.fills += 1
         if draws.masks_RW is not None:
             bits = self._host_masks[0][: self.size.batch * words(self.size.vocab)]
             bits.reshape(self.size.batch, -1)[:count] = draws.masks_RW
@@ -640,6 +677,7 @@ class RuleProgram:
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
         self._wait_until_sent()
+        self.fills += 1
         size = self.size
         count = len(batch.draws)
         picked = [
@@ -657,6 +695,7 @@ class RuleProgram:
                 self._write_masks(index, self._padded(source.laws, count))
         self._fill_numbers(batch.noise, batch.warp_4B)
         self._device.copy_(self._host, non_blocking=True)
+        self._numbers = picked
         for index, (source, numbers) in enumerate(zip(batch.sources, picked)):
             self._pick(index, source.logits(), numbers)
 

@@ -158,6 +158,7 @@ def _chain_peaks(
             tl.store(tokens + row * count + step - 1, token)
     at = part * STRETCH + tl.arange(0, STRETCH)
     x = tl.log(tl.load(law + (row * count + step) * vocab + at, at < vocab, 0.0).to(tl.float32))
+    x = tl.where(x == x, x, -float("inf"))  # a law of no numbers has no token
     r = tl.arange(0, RANK)
     of_token = tl.load(before + tl.maximum(token, 0) * rank + r, r < rank, 0.0).to(tl.float32)
     possible = (x > -float("inf"))[:, None] & (r < rank)[None]
