@@ -16,6 +16,7 @@ from forerun.drafters.features import FeaturesDrafter
 from forerun.engine import graphs, prefetch_looks, rules
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch, MovesOn
+from forerun.methods import speculative
 from forerun.probability.acceptance import matching
 from forerun.probability.markov import draw_chain
 from forerun.sequence.canvas import Draw
@@ -156,6 +157,55 @@ def test_programs_of_rules_share_memory(begun, agreeing, drafts, monkeypatch, tm
     decode(tmp_path, 3, temperature=1.0, seed=5)
     drafted_alike(sorted(right, key=str), sorted(drafts, key=str))
     assert "JudgeDrawn" in {name for name, _ in begun}
+
+
+def test_who_asks_the_target_before_it_draws_is_right(begun, agreeing, monkeypatch, tmp_path):
+    """What it asks is written over what was begun ahead."""
+    make_drafter(tmp_path, markov_rank=3)
+    targets = []
+    lengths = speculative.PayingLength.__init__
+
+    def note(self, seq, target, *others):
+        targets[:] = [target]
+        lengths(self, seq, target, *others)
+
+    async def nosy(self, seq, k, markov):
+        laws = await self.model.block(seq, k)
+        if seq.known % 3 == 0:
+            await targets[0].conditionals(seq, [9, 9, 9])
+        last = int(seq.text[-1])
+        drawn = await seq.draw(draw_chain(markov, 1.0), seq.next(k), [last], laws.model_law)
+        before = torch.tensor([last, *drawn.tokens[: k - 1]])
+        return drawn.tokens[:k], markov.law(laws.model_law[:k], before, 1.0)
+
+    monkeypatch.setattr(speculative.PayingLength, "__init__", note)
+    monkeypatch.setattr(FeaturesDrafter, "_corrected", nosy)
+    for seed in range(3):
+        monkeypatch.setattr(Engine, "prefetches", True)
+        _, [went] = decode(tmp_path, 1, LONG[:1], temperature=1.0, seed=seed)
+        monkeypatch.setattr(Engine, "prefetches", False)
+        _, [waited] = decode(tmp_path, 1, LONG[:1], temperature=1.0, seed=seed)
+        assert went.token_ids == waited.token_ids
+    assert "JudgeDrawn" in {name for name, _ in begun}
+
+
+def test_nothing_begun_outlives_its_slots(begun, agreeing, tmp_path):
+    """Hidden states of another layer are asked for between a look and the draw from it."""
+    make_drafter(tmp_path, markov_rank=3, target_layers=(0,))
+    _, [alone] = decode(tmp_path, 1, LONG[:1], temperature=0)
+    m = forerun.load("tiny:llama", lanes=2, max_context=128, graphs=True)
+    stepped(m)
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=40, ignore_eos=True)
+    job = m.submit(LONG[0], temperature=0, **how)
+    while m.engine._drawn is None or m.engine._drawn.judging is None:
+        m.engine.step()
+    m.host.ask_features((1,))
+    m.engine.step()
+    assert m.engine._prefetched is None and m.engine._drawn is None
+    held = m.host.memos[0]
+    assert held.pages or not held.holds_rows(1)  # without pages it claims nothing
+    m.engine.run()
+    assert job.results()[0].token_ids == alone.token_ids
 
 
 def test_rows_that_were_written_over_are_not_moved(begun, agreeing, tmp_path):
