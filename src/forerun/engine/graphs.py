@@ -337,10 +337,10 @@ class ForwardRunner(Generic[SlotStorage]):
         return min((one for one in self.captured if one.covers(size, most)), default=None)
 
     def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
-        tiles = batch.cut
+        tiles = batch.host_tiles
         if tiles is None:
             ahead = batch.moved.most if batch.moved is not None else 0
-            tiles = batch.cut = self.tiles(batch, ahead)
+            tiles = batch.host_tiles = self.tiles(batch, ahead)
         return tiles, CaptureSize.of(batch, tiles)
 
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:

@@ -62,7 +62,7 @@ class Batch:
 
     # The rows as attention kernels take them. Without tiles, attention goes by segments.
     tiles: Tiles[Tensor] | None = None
-    cut: Tiles[np.ndarray] | None = None  # the same on the host, once somebody has asked
+    host_tiles: Tiles[np.ndarray] | None = None  # the same on the host, once somebody has asked
     # Tokens of the first rows, drawn on the device: the host does not know them yet.
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
@@ -121,7 +121,7 @@ class Batch:
         other.rows_5T[TOKEN] = tokens
         other.drawn_T = None
         other.moved = None
-        other.cut = None
+        other.host_tiles = None
         for made in ("_integers", "tokens_T"):
             other.__dict__.pop(made, None)
         return other
