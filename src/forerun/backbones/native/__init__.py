@@ -51,7 +51,6 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
-SIDE = 4  # outputs of a block
 STRIP = 16  # outputs of a strip of float32
 FLOATS = 32  # bits
 ON_A_GRID = 0.3  # squared error of a group, in squared steps; 2.7 where weights are on no grid
@@ -151,6 +150,7 @@ def _typed(found: Any) -> Any:
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
     found.is_fast.restype = c_int64
+    found.side.restype = c_int64
     return found
 
 
@@ -178,7 +178,8 @@ def _is_right(functions: Any) -> bool:
     kinds = [(_strips(weight_OI), weight_OI, FLOATS, 1e-5)]
     for bits, span in ((4, NIBBLE), (8, BYTE)):
         codes = quantised(weight_OI, span, GROUP)
-        kinds.append((_blocks(codes, None, bits), codes.widened(), bits, 0.02))
+        blocks = _blocks(codes, None, bits, functions.side())
+        kinds.append((blocks, codes.widened(), bits, 0.02))
     for blocks, widened_OI, bits, most in kinds:
         found = NativeProduct(blocks, (9, 2 * GROUP), None, bits, functions)(x_TI)
         expected = x_TI @ widened_OI.t()
@@ -232,17 +233,18 @@ def native_product(
     """A matrix in 4 or 8 bits, or as it is; None where nothing is compiled, or its groups do not
     fit."""
     outputs, inputs = weight_OI.shape
-    if library() is None or inputs % GROUP:
+    functions = library()
+    if functions is None or inputs % GROUP:
         return None
     if bits is None:
         return NativeProduct(_strips(weight_OI), (outputs, inputs), bias, FLOATS)
     if bits == "int8":
-        blocks = _blocks(quantised(weight_OI, BYTE, GROUP), None, 8)
+        blocks = _blocks(quantised(weight_OI, BYTE, GROUP), None, 8, functions.side())
         return NativeProduct(blocks, (outputs, inputs), bias, 8)
     rows = max(1, WEIGHTS_AT_ONCE // inputs)
     parts = [_from_lowest(part) for part in weight_OI.split(rows)]
     codes_OI, scales_OG, offsets_OG = (torch.cat(found) for found in zip(*parts))
-    blocks = _blocks(Codes(codes_OI, scales_OG), offsets_OG, 4)
+    blocks = _blocks(Codes(codes_OI, scales_OG), offsets_OG, 4, functions.side())
     return NativeProduct(blocks, (outputs, inputs), bias, 4)
 
 
@@ -286,11 +288,13 @@ class _Grid(NamedTuple):
 
 def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct | None:
     """A 4-bit matrix with the codes that it has."""
-    if library() is None or matrix.bits != "int4" or matrix.group % GROUP:
+    functions = library()
+    if functions is None or matrix.bits != "int4" or matrix.group % GROUP:
         return None
     codes, offsets_OG = matrix.in_groups(GROUP)
     outputs, inputs = codes.codes_OI.shape
-    return NativeProduct(_blocks(codes, offsets_OG, 4), (outputs, inputs), bias, 4)
+    blocks = _blocks(codes, offsets_OG, 4, functions.side())
+    return NativeProduct(blocks, (outputs, inputs), bias, 4)
 
 
 def _strips(weight_OI: Tensor) -> Tensor:
@@ -299,29 +303,29 @@ def _strips(weight_OI: Tensor) -> Tensor:
     return weight_OI.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
 
 
-def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int) -> Tensor:
-    """The blocks of 4 outputs by 32 inputs, as bytes: codes, four inputs of each output at a time;
+def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int, side: int) -> Tensor:
+    """The blocks of `side` outputs by 32 inputs, as bytes: codes, four inputs of each output at a time;
     then scales, and in 4 bits offsets, as bfloat16."""
     outputs, inputs = codes.codes_OI.shape
-    more = -outputs % SIDE
+    more = -outputs % side
     codes_OI = F.pad(codes.codes_OI, (0, 0, 0, more))
     scales_OG = F.pad(codes.scales_OG, (0, 0, 0, more))
     groups = inputs // GROUP
-    # [quad of outputs, group, four inputs, output, input]
-    order = codes_OI.view(-1, SIDE, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-    parts = [order.reshape(-1, groups, 4 * GROUP)]
+    # [block of outputs, group, four inputs, output, input]
+    order = codes_OI.view(-1, side, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    parts = [order.reshape(-1, groups, side * GROUP)]
     numbers = [scales_OG]
     if bits == 4:
         above = (parts[0] + 8).to(torch.uint8)
-        low, high = above.split(2 * GROUP, -1)
+        low, high = above.split(side * GROUP // 2, -1)
         parts = [low | (high << 4)]
         shift_OG = -8 * scales_OG  # codes are kept as 0 to 15
         if offsets_OG is not None:
             shift_OG = shift_OG + F.pad(offsets_OG, (0, 0, 0, more))
         numbers.append(shift_OG)
     for number_OG in numbers:
-        halves = number_OG.bfloat16().view(-1, SIDE, groups).transpose(1, 2).contiguous()
-        parts.append(halves.view(torch.uint8).view(-1, groups, 2 * SIDE))
+        halves = number_OG.bfloat16().view(-1, side, groups).transpose(1, 2).contiguous()
+        parts.append(halves.view(torch.uint8).view(-1, groups, 2 * side))
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).contiguous()
 
 

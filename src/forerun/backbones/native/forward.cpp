@@ -1,6 +1,6 @@
 // A decoder of the Llama shape on a CPU: rows to logits in one call.
 //
-// A quantised matrix lies in blocks of 4 outputs by 32 inputs, each with a scale per output, in the
+// A quantised matrix lies in blocks of some outputs by 32 inputs, each with a scale per output, in the
 // order in which they are read. Its inputs become 8-bit numbers in groups of 32 with a scale each.
 // A matrix of float32 lies in strips of 16 outputs, input by input; its inputs stay as they are.
 // Sums within a block are of whole numbers, and the order of all others does not depend on how many
@@ -16,6 +16,8 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <pthread.h>
@@ -29,17 +31,28 @@
 namespace {
 
 constexpr int GROUP = 32;
-constexpr int SIDE = 4;  // outputs of a block
+#if defined(__AVX512VNNI__)
+constexpr int SIDE = 16;  // outputs of a block: as many as a register has sums
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int SIDE = 8;
+#else
+constexpr int SIDE = 4;
+#endif
 constexpr int MOST_ROWS = 8;  // that meet a block at once
 constexpr int STRIP = 16;  // outputs of a strip
-constexpr int STRIP_ROWS = 6;  // rows that meet a strip at once: their sums stay in registers
+#if defined(__AVX512F__)
+constexpr int STRIP_ROWS = 16;  // rows that meet a strip at once: their sums stay in registers
+#else
+constexpr int STRIP_ROWS = 6;
+#endif
+constexpr int BLOCK_AHEAD = 2048;  // bytes: a block is loaded so far before it is met
 constexpr int STRIP_AHEAD = 48;  // inputs: a strip is loaded so far before it is met
 constexpr int FLOATS = 32;  // bits
 constexpr int MOST_HEAD = 512;  // numbers
 constexpr int AHEAD = 6;  // slots
 
 struct Matrix {
-    const uint8_t* blocks;  // [outputs / 4][inputs / 32] blocks, or [outputs / 16] strips
+    const uint8_t* blocks;  // [outputs / SIDE][inputs / 32] blocks, or [outputs / 16] strips
     const float* bias;
     int64_t outputs, inputs, bits;
 };
@@ -102,7 +115,7 @@ struct Texts {
 
 // -- one block against some rows ------------------------------------------------------------------
 
-constexpr int64_t block_bytes(int bits) { return bits == 4 ? 64 + 4 * SIDE : 128 + 2 * SIDE; }
+constexpr int64_t block_bytes(int bits) { return bits == 4 ? 20 * SIDE : 34 * SIDE; }
 
 // Rows as products take them: as they are, or in codes. Those whose codes meet a block together lie
 // together, group by group.
@@ -111,6 +124,7 @@ struct Inputs {
     int8_t* codes;  // of each group
     float* scales;
     float* sums;  // of what the codes stand for
+    int32_t* wholes;  // sums of the codes
     int64_t rows, groups;
 
     // Where a group of a row lies. Rows come in eights; the last are four, two and one.
@@ -179,7 +193,153 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     for (int r = 0; r < R; ++r) vst1q_f32(y + r * SIDE, total[r]);
 }
 
+#elif defined(__AVX512VNNI__)
+
+// Sums of groups of four products, 16 outputs at a time, in registers for all rows at once.
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
+    __m512 total[R];
+    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+    const int8_t* codes = x.codes + row * groups * GROUP;
+    const float* scales = x.scales + row * groups;
+    [[maybe_unused]] const float* sums = x.sums + row * groups;
+    [[maybe_unused]] const int32_t* wholes = x.wholes + row * groups;
+    const auto sixteen_bfloat16 = [](const uint8_t* from) {
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    };
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        for (int64_t line = 0; line < block_bytes(BITS); line += 64)
+            __builtin_prefetch(block + BLOCK_AHEAD + line);
+        __m512i w[8];
+        if constexpr (BITS == 4) {
+            const __m512i low = _mm512_set1_epi8(15);
+            for (int j = 0; j < 4; ++j) {
+                const __m512i pair = _mm512_loadu_si512(block + 64 * j);
+                w[j] = _mm512_and_si512(pair, low);
+                w[4 + j] = _mm512_and_si512(_mm512_srli_epi16(pair, 4), low);
+            }
+        } else {
+            // the instruction takes weights without a sign: 128 more than they are
+            for (int j = 0; j < 8; ++j)
+                w[j] = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * j), _mm512_set1_epi8(-128));
+        }
+        __m512i whole[R];
+        for (int r = 0; r < R; ++r)
+            whole[r] = BITS == 4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * wholes[g * R + r]);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j)
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                int32_t some;
+                std::memcpy(&some, codes + (g * R + r) * GROUP + 4 * j, 4);
+                whole[r] = _mm512_dpbusd_epi32(whole[r], w[j], _mm512_set1_epi32(some));
+            }
+        const __m512 scale = sixteen_bfloat16(block + 4 * BITS * SIDE);
+        for (int r = 0; r < R; ++r) {
+            const __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(scales[g * R + r]));
+            total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[r]), by, total[r]);
+        }
+        if constexpr (BITS == 4) {
+            const __m512 offset = sixteen_bfloat16(block + 18 * SIDE);
+            for (int r = 0; r < R; ++r)
+                total[r] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sums[g * R + r]), total[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(y + r * SIDE, total[r]);
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
+    __m256 total[R];
+    for (int r = 0; r < R; ++r) total[r] = _mm256_setzero_ps();
+    const int8_t* codes = x.codes + row * groups * GROUP;
+    const float* scales = x.scales + row * groups;
+    [[maybe_unused]] const float* sums = x.sums + row * groups;
+    const __m256i ones = _mm256_set1_epi16(1);
+    const auto eight_bfloat16 = [](const uint8_t* from) {
+        const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    };
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        const __m256i* lines = reinterpret_cast<const __m256i*>(block);
+        __m256i w[8];
+        if constexpr (BITS == 4) {
+            const __m256i low = _mm256_set1_epi8(15);
+            for (int j = 0; j < 4; ++j) {
+                const __m256i pair = _mm256_loadu_si256(lines + j);
+                w[j] = _mm256_and_si256(pair, low);
+                w[4 + j] = _mm256_and_si256(_mm256_srli_epi16(pair, 4), low);
+            }
+        } else {
+            for (int j = 0; j < 8; ++j) w[j] = _mm256_loadu_si256(lines + j);
+        }
+        const __m256 scale = eight_bfloat16(block + 4 * BITS * SIDE);
+        for (int r = 0; r < R; ++r) {
+            __m256i sum = _mm256_setzero_si256();
+            for (int j = 0; j < 8; ++j) {
+                int32_t four;
+                std::memcpy(&four, codes + (g * R + r) * GROUP + 4 * j, 4);
+                const __m256i some = _mm256_set1_epi32(four);
+                if constexpr (BITS == 4) {  // all sixteen products have room in 16 bits
+                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[j], some));
+                } else {  // two have
+                    const __m256i signs = _mm256_sign_epi8(some, w[j]);
+                    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), signs);
+                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+                }
+            }
+            if constexpr (BITS == 4) sum = _mm256_madd_epi16(sum, ones);
+            const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(scales[g * R + r]));
+            total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), by, total[r]);
+            if constexpr (BITS == 4)
+                total[r] = _mm256_fmadd_ps(eight_bfloat16(block + 18 * SIDE),
+                                           _mm256_set1_ps(sums[g * R + r]), total[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) _mm256_storeu_ps(y + r * SIDE, total[r]);
+}
+
+#else
+
+template <int BITS, int R>
+inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
+    for (int i = 0; i < R * SIDE; ++i) y[i] = 0;
+    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
+        for (int r = 0; r < R; ++r) {
+            const int64_t group = row * groups + g * R + r;
+            const int8_t* at = x.codes + group * GROUP;
+            int32_t sum[SIDE] = {};
+            for (int j = 0; j < 4; ++j)
+                for (int o = 0; o < SIDE; ++o)
+                    for (int i = 0; i < 4; ++i) {
+                        const uint8_t low = block[4 * SIDE * j + 4 * o + i];
+                        if constexpr (BITS == 4) {
+                            sum[o] += (low & 15) * at[4 * j + i] + (low >> 4) * at[16 + 4 * j + i];
+                        } else {
+                            const uint8_t high = block[16 * SIDE + 4 * SIDE * j + 4 * o + i];
+                            sum[o] += static_cast<int8_t>(low) * at[4 * j + i] +
+                                      static_cast<int8_t>(high) * at[16 + 4 * j + i];
+                        }
+                    }
+            for (int o = 0; o < SIDE; ++o) {
+                const float by = from_bfloat16(block + 4 * BITS * SIDE + 2 * o) * x.scales[group];
+                float& total = y[r * SIDE + o];
+                total = std::fma(static_cast<float>(sum[o]), by, total);
+                if constexpr (BITS == 4)
+                    total = std::fma(from_bfloat16(block + 18 * SIDE + 2 * o), x.sums[group], total);
+            }
+        }
+    }
+}
+
+#endif
+
 // Of rows times a strip: every sum adds its products in the order of the inputs.
+#if defined(__ARM_FEATURE_DOTPROD)
+
 template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
     // Unless all loops over sums are unrolled early, some compilers keep the sums in memory.
@@ -198,66 +358,25 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
     for (int t = 0; t < 4 * R; ++t) vst1q_f32(y + 4 * t, total[t]);
 }
 
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX512F__)
 
-inline __m128 four_bfloat16(const uint8_t* from) {
-    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
-}
-
-template <int BITS, int R>
-inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
-    __m128 total[R];
-    for (int r = 0; r < R; ++r) total[r] = _mm_setzero_ps();
-    const int8_t* codes = x.codes + row * groups * GROUP;
-    const float* scales = x.scales + row * groups;
-    [[maybe_unused]] const float* sums = x.sums + row * groups;
-    // Two times four inputs, for four outputs each.
-    const __m256i early = _mm256_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7,
-                                           4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
-    const __m256i late = _mm256_add_epi8(early, _mm256_set1_epi8(8));
-    const __m256i ones = _mm256_set1_epi16(1);
-    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
-        __m256i w[4];
-        if constexpr (BITS == 4) {
-            for (int j = 0; j < 2; ++j) {
-                const __m256i pair =
-                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * j));
-                w[j] = _mm256_and_si256(pair, _mm256_set1_epi8(15));
-                w[2 + j] = _mm256_and_si256(_mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
-            }
-        } else {
-            for (int j = 0; j < 4; ++j)
-                w[j] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 32 * j));
-        }
-        const __m128 scale = four_bfloat16(block + 16 * BITS);
-        for (int r = 0; r < R; ++r) {
-            const int8_t* at = codes + (g * R + r) * GROUP;
-            __m256i sum = _mm256_setzero_si256();
-            for (int j = 0; j < 4; ++j) {
-                const __m256i half = _mm256_broadcastsi128_si256(
-                    _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 16 * (j / 2))));
-                const __m256i some = _mm256_shuffle_epi8(half, j % 2 ? late : early);
-                __m256i pairs;
-                if constexpr (BITS == 4) {
-                    pairs = _mm256_maddubs_epi16(w[j], some);  // at most 2 * 15 * 127
-                } else {
-                    // of sizes below 128 the sum of two products fits
-                    pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(some, w[j]));
-                }
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-            }
-            const __m128i both =
-                _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-            const __m128 by = _mm_mul_ps(scale, _mm_set1_ps(scales[g * R + r]));
-            total[r] = _mm_fmadd_ps(_mm_cvtepi32_ps(both), by, total[r]);
-            if constexpr (BITS == 4)
-                total[r] = _mm_fmadd_ps(four_bfloat16(block + 72),
-                                        _mm_set1_ps(sums[g * R + r]), total[r]);
-        }
+template <int R>
+inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
+    __m512 total[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
+        __builtin_prefetch(strip + STRIP_AHEAD * STRIP);
+        const __m512 w = _mm512_loadu_ps(strip);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+            total[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * inputs + i]), total[r]);
     }
-    for (int r = 0; r < R; ++r) _mm_storeu_ps(y + r * SIDE, total[r]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(y + r * STRIP, total[r]);
 }
+
+#elif defined(__AVX2__) && defined(__FMA__)
 
 template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
@@ -278,37 +397,6 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
 }
 
 #else
-
-template <int BITS, int R>
-inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
-    for (int i = 0; i < R * SIDE; ++i) y[i] = 0;
-    for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
-        for (int r = 0; r < R; ++r) {
-            const int64_t group = row * groups + g * R + r;
-            const int8_t* at = x.codes + group * GROUP;
-            int32_t sum[SIDE] = {0, 0, 0, 0};
-            for (int j = 0; j < 4; ++j)
-                for (int o = 0; o < SIDE; ++o)
-                    for (int i = 0; i < 4; ++i) {
-                        const uint8_t low = block[16 * j + 4 * o + i];
-                        if constexpr (BITS == 4) {
-                            sum[o] += (low & 15) * at[4 * j + i] + (low >> 4) * at[16 + 4 * j + i];
-                        } else {
-                            const uint8_t high = block[64 + 16 * j + 4 * o + i];
-                            sum[o] += static_cast<int8_t>(low) * at[4 * j + i] +
-                                      static_cast<int8_t>(high) * at[16 + 4 * j + i];
-                        }
-                    }
-            for (int o = 0; o < SIDE; ++o) {
-                const float by = from_bfloat16(block + 16 * BITS + 2 * o) * x.scales[group];
-                float& total = y[r * SIDE + o];
-                total = std::fma(static_cast<float>(sum[o]), by, total);
-                if constexpr (BITS == 4)
-                    total = std::fma(from_bfloat16(block + 72 + 2 * o), x.sums[group], total);
-            }
-        }
-    }
-}
 
 template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
@@ -480,21 +568,21 @@ void meet_all(const Matrix& m, const Inputs& x, int64_t block, float* y, bool ad
 }
 
 // Rows as they are may be cut anywhere: into equal parts, so that no row comes alone.
-template <>
-void meet_all<FLOATS>(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
+template <int... LESS>  // than rows, by one
+void meet_parts(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add,
+                std::integer_sequence<int, LESS...>) {
+    constexpr decltype(&meet_rows<FLOATS, 1>) meets[] = {meet_rows<FLOATS, LESS + 1>...};
     const int64_t parts = (x.rows + STRIP_ROWS - 1) / STRIP_ROWS;
     for (int64_t part = 0, row = 0; part < parts; ++part) {
         const int64_t end = x.rows * (part + 1) / parts;
-        switch (end - row) {
-            case 1: meet_rows<FLOATS, 1>(m, x, block, row, y, add); break;
-            case 2: meet_rows<FLOATS, 2>(m, x, block, row, y, add); break;
-            case 3: meet_rows<FLOATS, 3>(m, x, block, row, y, add); break;
-            case 4: meet_rows<FLOATS, 4>(m, x, block, row, y, add); break;
-            case 5: meet_rows<FLOATS, 5>(m, x, block, row, y, add); break;
-            default: meet_rows<FLOATS, STRIP_ROWS>(m, x, block, row, y, add);
-        }
+        meets[end - row - 1](m, x, block, row, y, add);
         row = end;
     }
+}
+
+template <>
+void meet_all<FLOATS>(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
+    meet_parts(m, x, block, y, add, std::make_integer_sequence<int, STRIP_ROWS>());
 }
 
 template <int BITS>
@@ -536,6 +624,7 @@ inline void quantise(const float* from, int64_t group, const Inputs& to) {
     const float scale = most / 127.0f;
     to.scales[group] = scale;
     to.sums[group] = scale * static_cast<float>(sum);
+    to.wholes[group] = sum;
 }
 
 inline void put(const float* from, int64_t row, int64_t group, const Inputs& to) {
@@ -569,21 +658,40 @@ inline float exponential(float x) {
     return p * power;
 }
 
-// Four numbers at a time, as every processor has them.
+// Some numbers at a time: a compiler makes of them what its processor has.
 typedef float Four __attribute__((vector_size(16)));
+typedef float Sixteen __attribute__((vector_size(64)));
 
-inline Four four_at(const float* from) {
-    Four found;
+template <typename Some>
+inline Some load(const float* from) {
+    Some found;
     std::memcpy(&found, from, sizeof found);
     return found;
 }
 
-// Of a multiple of four numbers.
+// Every fourth of them, added up.
+inline Four in_four(const Sixteen& all) {
+    const float* at = reinterpret_cast<const float*>(&all);
+    return (load<Four>(at) + load<Four>(at + 4)) + (load<Four>(at + 8) + load<Four>(at + 12));
+}
+
+inline float added(const Four& all) { return (all[0] + all[1]) + (all[2] + all[3]); }
+
+// The first and third of two fours and the second and fourth, added.
+inline Four added_in_pairs(const Four& a, const Four& b) {
+    return Four{a[0], a[2], b[0], b[2]} + Four{a[1], a[3], b[1], b[3]};
+}
+
+// Of a multiple of four numbers. The last, if they are no sixteen, are as if zeros were behind them.
 inline float dot(const float* a, const float* b, int64_t size) {
-    Four parts[4] = {};
-    for (int64_t i = 0; i < size / 4; ++i) parts[i % 4] += four_at(a + 4 * i) * four_at(b + 4 * i);
-    const Four all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-    return (all[0] + all[1]) + (all[2] + all[3]);
+    Sixteen all = {};
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16) all += load<Sixteen>(a + i) * load<Sixteen>(b + i);
+    if (i == size) return added(in_four(all));
+    Sixteen rest_a = {}, rest_b = {};
+    std::memcpy(&rest_a, a + i, (size - i) * sizeof(float));
+    std::memcpy(&rest_b, b + i, (size - i) * sizeof(float));
+    return added(in_four(all + rest_a * rest_b));
 }
 
 inline float length(const float* x, int64_t size, double eps) {
@@ -677,42 +785,91 @@ inline void fetch(const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i += 16) __builtin_prefetch(from + i);
 }
 
+// Products of a query and some keys, that lie a step apart, four at a time.
+template <int D>
+inline void score(const float* q, const float* keys, int64_t step, int64_t size, int64_t count,
+                  float scale, float* scores) {
+    int64_t s = 0;
+    if constexpr (D > 0) {
+        for (; s + 4 <= count; s += 4) {
+            Four found[4];
+            for (int k = 0; k < 4; ++k) {
+                const float* key = keys + (s + k) * step;
+                fetch(key + AHEAD * step, D);
+                Sixteen all = {};
+                for (int i = 0; i < D; i += 16) all += load<Sixteen>(q + i) * load<Sixteen>(key + i);
+                found[k] = in_four(all);
+            }
+            const Four four = added_in_pairs(added_in_pairs(found[0], found[1]),
+                                             added_in_pairs(found[2], found[3])) * scale;
+            std::memcpy(scores + s, &four, sizeof four);
+        }
+    }
+    for (; s < count; ++s) scores[s] = dot(q, keys + s * step, size) * scale;
+}
+
+inline float largest(const float* x, int64_t count) {
+    float most = -INFINITY;
+    int64_t s = 0;
+    if (count >= 16) {
+        Sixteen all = load<Sixteen>(x);
+        for (s = 16; s + 16 <= count; s += 16) {
+            const Sixteen some = load<Sixteen>(x + s);
+            all = some > all ? some : all;
+        }
+        for (int i = 0; i < 16; ++i) most = std::max(most, all[i]);
+    }
+    for (; s < count; ++s) most = std::max(most, x[s]);
+    return most;
+}
+
+// Scores to shares of a whole that is returned. Sums are of every sixteenth.
+inline float share_out(float* scores, int64_t count) {
+    const float most = largest(scores, count);
+    for (int64_t s = 0; s < count; ++s) scores[s] = exponential(scores[s] - most);
+    Sixteen mass = {};
+    int64_t s = 0;
+    for (; s + 16 <= count; s += 16) mass += load<Sixteen>(scores + s);
+    Sixteen rest = {};
+    std::memcpy(&rest, scores + s, (count - s) * sizeof(float));
+    return added(in_four(mass + rest));
+}
+
 // Attention of one row of one head over its slots. With D, heads have that size, and what is added
 // up stays in registers.
 template <int D>
 inline void attend_one(const Rows& rows, int64_t row, const float* q, const float* keys,
                        const float* values, int64_t step, int64_t any_size, float* scores,
                        float* to) {
+    using Some = std::conditional_t<(D > 0), Sixteen, Four>;
+    constexpr int64_t wide = sizeof(Some) / sizeof(float);
     const int64_t size = D ? D : any_size, lane = rows.lanes[row];
     const int64_t near = rows.horizon[row];
     const int64_t lo = std::max<int64_t>(rows.lo[row], near), hi = rows.hi[row];
     const float scale = 1.0f / std::sqrt(static_cast<float>(size));
     int64_t count = 0;
-    const auto score = [&](int64_t place, int64_t number) {
-        for (int64_t s = 0; s < number; ++s) {
-            const float* key = keys + (place + s) * step;
-            fetch(key + AHEAD * step, size);
-            scores[count++] = dot(q, key, size) * scale;
-        }
+    const auto look = [&](int64_t place, int64_t number) {
+        score<D>(q, keys + place * step, step, size, number, scale, scores + count);
+        count += number;
     };
-    each_page(rows, lane, 0, near, score);
-    each_page(rows, lane, lo, hi, score);
-    float most = -INFINITY, mass = 0;
-    for (int64_t s = 0; s < count; ++s) most = std::max(most, scores[s]);
-    for (int64_t s = 0; s < count; ++s) scores[s] = exponential(scores[s] - most);
-    for (int64_t s = 0; s < count; ++s) mass += scores[s];
-    Four seen[(D ? D : MOST_HEAD) / 4] = {};
+    each_page(rows, lane, 0, near, look);
+    each_page(rows, lane, lo, hi, look);
+    const float mass = share_out(scores, count);
+    Some seen[(D ? D : MOST_HEAD) / wide] = {};
     const float* p = scores;
     const auto gather = [&](int64_t place, int64_t number) {
         for (int64_t s = 0; s < number; ++s, ++p) {
             const float* value = values + (place + s) * step;
             fetch(value + AHEAD * step, size);
-            for (int64_t i = 0; i < size / 4; ++i) seen[i] += *p * four_at(value + 4 * i);
+            for (int64_t i = 0; i < size / wide; ++i) seen[i] += *p * load<Some>(value + wide * i);
         }
     };
     each_page(rows, lane, 0, near, gather);
     each_page(rows, lane, lo, hi, gather);
-    for (int64_t i = 0; i < size; ++i) to[i] = seen[i / 4][i % 4] / mass;
+    for (int64_t i = 0; i < size / wide; ++i) {
+        const Some share = seen[i] / mass;
+        std::memcpy(to + wide * i, &share, sizeof share);
+    }
 }
 
 void attend(const Model& model, const Rows& rows, const float* kept, const float* qkv,
@@ -735,9 +892,10 @@ void attend(const Model& model, const Rows& rows, const float* kept, const float
 // The inputs of a matrix, in so much memory as they take as floats.
 Inputs inputs_of(const Matrix& m, float* memory, int64_t rows) {
     const int64_t groups = m.inputs / GROUP, all = rows * groups;
-    if (m.bits == FLOATS) return {memory, nullptr, nullptr, nullptr, rows, groups};
-    int8_t* codes = reinterpret_cast<int8_t*>(memory + 2 * all);
-    return {nullptr, codes, memory, memory + all, rows, groups};
+    if (m.bits == FLOATS) return {memory, nullptr, nullptr, nullptr, nullptr, rows, groups};
+    int32_t* wholes = reinterpret_cast<int32_t*>(memory + 2 * all);
+    int8_t* codes = reinterpret_cast<int8_t*>(memory + 3 * all);
+    return {nullptr, codes, memory, memory + all, wholes, rows, groups};
 }
 
 // Where a forward keeps what is in between. Some of it is read more often than there are rows.
@@ -794,6 +952,9 @@ int64_t is_fast() {
     return 0;
 #endif
 }
+
+// How many outputs a block has.
+int64_t side() { return SIDE; }
 
 // Numbers of `memory` that a forward needs: of so many rows, or of so many that are read, whichever
 // are more, each of which sees so many slots at most.
