@@ -127,13 +127,10 @@ struct Inputs {
     int32_t* wholes;  // sums of the codes
     int64_t rows, groups;
 
-    // Where a group of a row lies. Rows come in eights; the last are four, two and one.
+    // Where a group of a row lies. Rows come in eights; then come the rest.
     int64_t at(int64_t row, int64_t group) const {
-        int64_t first = row / MOST_ROWS * MOST_ROWS, count = MOST_ROWS;
-        while (first + count > rows || row >= first + count) {
-            if (first + count <= rows) first += count;
-            count /= 2;
-        }
+        const int64_t first = row / MOST_ROWS * MOST_ROWS;
+        const int64_t count = std::min<int64_t>(MOST_ROWS, rows - first);
         return first * groups + group * count + row - first;
     }
 };
@@ -556,41 +553,29 @@ inline void meet_rows(const Matrix& m, const Inputs& x, int64_t block, int64_t r
     }
 }
 
-// Rows of codes lie in eights; the last are four, two and one.
-template <int BITS>
-void meet_all(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
-    const int64_t rows = x.rows;
-    int64_t row = 0;
-    for (; row + 8 <= rows; row += 8) meet_rows<BITS, 8>(m, x, block, row, y, add);
-    if (rows - row >= 4) meet_rows<BITS, 4>(m, x, block, row, y, add), row += 4;
-    if (rows - row >= 2) meet_rows<BITS, 2>(m, x, block, row, y, add), row += 2;
-    if (rows - row >= 1) meet_rows<BITS, 1>(m, x, block, row, y, add);
-}
-
-// Rows as they are may be cut anywhere: into equal parts, so that no row comes alone.
-template <int... LESS>  // than rows, by one
-void meet_parts(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add,
-                std::integer_sequence<int, LESS...>) {
-    constexpr decltype(&meet_rows<FLOATS, 1>) meets[] = {meet_rows<FLOATS, LESS + 1>...};
-    const int64_t parts = (x.rows + STRIP_ROWS - 1) / STRIP_ROWS;
+// All rows times one block. As codes they lie in eights, and then comes the rest; as they are they may
+// be cut anywhere: into equal parts, so that no row comes alone.
+template <int BITS, int... LESS>  // than rows, by one
+void meet_all(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add,
+              std::integer_sequence<int, LESS...>) {
+    constexpr decltype(&meet_rows<BITS, 1>) meets[] = {meet_rows<BITS, LESS + 1>...};
+    constexpr int64_t most = sizeof...(LESS);
+    const int64_t parts = (x.rows + most - 1) / most;
     for (int64_t part = 0, row = 0; part < parts; ++part) {
-        const int64_t end = x.rows * (part + 1) / parts;
+        const int64_t end = BITS == FLOATS ? x.rows * (part + 1) / parts
+                                           : std::min<int64_t>(x.rows, row + most);
         meets[end - row - 1](m, x, block, row, y, add);
         row = end;
     }
 }
 
-template <>
-void meet_all<FLOATS>(const Matrix& m, const Inputs& x, int64_t block, float* y, bool add) {
-    meet_parts(m, x, block, y, add, std::make_integer_sequence<int, STRIP_ROWS>());
-}
-
 template <int BITS>
 void multiply_bits(const Matrix& m, const Inputs& x, float* y, bool add) {
     constexpr int side = BITS == FLOATS ? STRIP : SIDE;
+    constexpr int most = BITS == FLOATS ? STRIP_ROWS : MOST_ROWS;
     const Share share((m.outputs + side - 1) / side);
     for (int64_t block = share.first; block < share.end; ++block)
-        meet_all<BITS>(m, x, block, y, add);
+        meet_all<BITS>(m, x, block, y, add, std::make_integer_sequence<int, most>());
 }
 
 // A thread's share of a product.
