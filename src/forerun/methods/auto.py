@@ -37,25 +37,21 @@ async def auto(
     model. What forwards cost here, how full the batch is and what was accepted decide."""
     sources = sources_of(seq, target, drafter, options.learn)
     chooser = target.chooser(seq, options.learn)
+    unasked = 0  # tokens that are still written without a choice
     try:
         while seq.goes_on():
-            source, k = chooser.choose(sources, options.most)
-            if source and (draft := await draft_by(source, k, sources)):
-                accepted = await source.judge(draft)
-                source.learn(len(draft), accepted)
-                continue
-            await write_plain(seq, target, chooser.text_length)
+            if unasked <= 0:
+                source, k = chooser.choose(sources, options.most)
+                if source and (draft := await draft_by(source, k, sources)):
+                    accepted = await source.judge(draft)
+                    source.learn(len(draft), accepted)
+                    continue
+                most = chooser.text_length
+                unasked = most if target.writes_several(seq) else 1
+            written = await target.write(seq, most)
+            for token in written:
+                if not seq.done:
+                    seq.append(token, "sampled")
+            unasked -= len(written)
     finally:
         chooser.leave()
-
-
-async def write_plain(seq: Canvas, target: ChainScorer, most: int) -> None:
-    """Write so many tokens without a choice, where several come at a time; else one."""
-    end = seq.known + most
-    several = target.writes_several(seq)
-    while seq.goes_on():
-        for token in await target.write(seq, most):
-            if not seq.done:
-                seq.append(token, "sampled")
-        if not several or seq.known >= end:
-            return
