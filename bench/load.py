@@ -282,10 +282,25 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             late = time.perf_counter() - began > arguments.seconds
             if number >= 2 and (late or (rate is None and number % 2)):
                 continue
-            row = measure(load, contestant, rate or 0.0, requests)
+            for _ in range(1 if rate is None else 1 + arguments.warm):
+                row = measure(load, contestant, rate or 0.0, requests)
             if rate is not None:
                 print(row, flush=True)
                 rows.append(row)
+                keep(arguments, load, rows)
+    return found_so_far(arguments, load, rows)
+
+
+def keep(arguments: argparse.Namespace, load: RealLoad, rows: Sequence[Row]) -> None:
+    """Write what was found so far: whoever is cut off has that."""
+    if arguments.json:
+        found = found_so_far(arguments, load, rows)
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+def found_so_far(
+    arguments: argparse.Namespace, load: RealLoad, rows: Sequence[Row]
+) -> dict[str, Any]:
     curve = load.model.host.costs.curve or {}
     name = arguments.shape if arguments.traces else Path(arguments.model).name
     drafter = arguments.draft_shape if arguments.traces else arguments.draft
@@ -299,6 +314,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         date=date.today().isoformat(),
         lanes=arguments.lanes,
         window=arguments.window,
+        warm=arguments.warm,
         longest=arguments.longest,
         most=arguments.most,
         curve={str(n): round(1e3 * each, 4) for n, each in curve.items()},
@@ -345,12 +361,13 @@ TIMES = ("first_token", "per_token")
 
 def section(found: dict[str, Any]) -> str:
     pair = f"{found['model']}" + (f" with {found['draft']} to draft" if found["draft"] else "")
+    warmed = ", in the second turn of two" if found.get("warm") == 1 else ""
     how = " (random weights; what a real pair said is replayed)" if found["replayed"] else ""
     return (
         f"{pair}{how}, {found['dtype']}, {found['lanes']} lanes, on {found['machine']}, torch "
         f"{found['torch']}, {found['date']}. Requests come for {found['window']:g} seconds, with "
         f"prompts of {SHORTEST} to {found['longest']:,} tokens and outputs of {FEWEST} to "
-        f"{found['most']}.\n\n{table(found)}"
+        f"{found['most']}{warmed}.\n\n{table(found)}"
     )
 
 
@@ -367,6 +384,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=MOST, help="tokens of an output")
     parser.add_argument("--rates", type=float, nargs="*", default=[4, 16], help="per second")
     parser.add_argument("--window", type=float, default=3, help="seconds in which requests come")
+    parser.add_argument("--warm", type=int, default=0, help="turns of each that do not count")
     parser.add_argument("--seconds", type=float, default=75, help="then no more fixed methods")
     parser.add_argument("--record", type=Path, help="write what the pair does here")
     parser.add_argument("--traces", type=Path, help="replay what --record wrote")
@@ -380,8 +398,6 @@ def main() -> None:
     found = report(arguments)
     if found:
         print(table(found))
-        if arguments.json:
-            arguments.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
