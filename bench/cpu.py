@@ -1,4 +1,4 @@
-"""Forerun on a CPU beside llama.cpp and `transformers`, on the same GGUF file, in parts.
+"""Forerun on a CPU beside llama.cpp, vLLM and `transformers`, on the same GGUF file, in parts.
 
     python bench/cpu.py load|perplexity|decode|rows|methods --model FILE.gguf [--draft FILE.gguf]
     python bench/cpu.py outside --model zoo:ar     # what a step takes outside of the forward
@@ -6,8 +6,9 @@
 
 `--cpu-time` counts the processor's seconds of one thread: for a machine that others use, too.
 
-Each part takes a few minutes and adds to docs/cpu.json. Numbers are medians. llama.cpp needs
-llama-cpp-python; without it its rows are left out. Its threads equal ours.
+Each part takes a few minutes and adds to docs/cpu.json, by kind of processor. Numbers are medians.
+llama.cpp needs llama-cpp-python; without it its rows are left out. vLLM has an environment of its
+own, whose Python is named with `--vllm`; it gets the file's weights in float32. Threads equal ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -41,6 +43,7 @@ PROMPT = 128  # tokens that are read
 TOKENS = 32  # that are written
 ROWS = (1, 8, 32)
 KINDS = (None, "int8", "int4")
+PARTS = ["decode", "rows", "methods", "outside", "load", "perplexity"]  # as they are shown
 PATIENCE = 10.0  # seconds for reading: bfloat16 takes minutes on a processor without it
 CPU = torch.device("cpu")
 MOST_STOLEN = 0.03  # of the processors' time, by other machines on the same host
@@ -199,6 +202,26 @@ def their_speeds(
     return speeds(write)
 
 
+def vllm_speeds(python: str, file: str, dtype: str, prompt: Sequence[int]) -> dict[str, float]:
+    """The same by `bench/vllm_speeds.py`, in vLLM's own environment."""
+    from forerun.checkpoints import resolve
+
+    with tempfile.TemporaryDirectory() as folder:
+        loaded: Any = resolve.load_network(file, CPU, torch.float32)
+        loaded.network.save_pretrained(folder)
+        del loaded
+        gc.collect()
+        asked = dict(model=folder, dtype=dtype, prompt=list(prompt), tokens=TOKENS)
+        out = subprocess.run(
+            [python, str(Path(__file__).with_name("vllm_speeds.py"))],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    return json.loads(out.strip().split("\n")[-1])
+
+
 def our_speeds(model: forerun.Model, prompt: Sequence[int]) -> dict[str, float]:
     prompts = [[*prompt[:-1], token] for token in range(100, 108)]  # so that none is remembered
     turn = iter(range(10**6))
@@ -240,7 +263,7 @@ def prompt_of(file: str) -> list[int]:
     return list(tokenizer(text()).input_ids[:PROMPT])
 
 
-def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
+def part_decode(file: str, only: str | None, vllm: str | None) -> dict[str, dict[str, float]]:
     prompt = prompt_of(file)
     contestants: dict[str, Callable[[], dict[str, float]]] = {}
     if llama_of(file) is not None:
@@ -248,6 +271,8 @@ def part_decode(file: str, only: str | None) -> dict[str, dict[str, float]]:
     contestants["transformers float32"] = lambda: their_speeds(file, torch.float32, prompt)
     contestants["transformers bfloat16"] = lambda: their_speeds(file, torch.bfloat16, prompt)
     contestants["transformers compiled"] = lambda: their_speeds(file, torch.float32, prompt, True)
+    for dtype in ("float32", "bfloat16") if vllm else ():
+        contestants[f"vLLM {dtype}"] = lambda d=dtype: vllm_speeds(vllm, file, d, prompt)
     for quantize in KINDS:
         contestants[name_of(quantize)] = lambda q=quantize: speeds_of_load(file, q, prompt)
     found = {}
@@ -441,9 +466,9 @@ def stolen() -> tuple[int, int]:
 
 def add(part: str, file: str, found: dict[str, Any]) -> None:
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
-    entry = known.setdefault(part, {}).setdefault(Path(file).stem, {})
-    entry.update(found)
-    known["machine"] = machine()
+    own = known.setdefault(platform.machine(), {})
+    own.setdefault(part, {}).setdefault(Path(file).stem, {}).update(found)
+    own["machine"] = machine()
     OUT.write_text(json.dumps(known, indent=1) + "\n")
 
 
@@ -464,10 +489,12 @@ def table(part: str, entries: dict[str, Any]) -> list[str]:
 def write() -> None:
     known = json.loads(OUT.read_text())
     lines = [BEGIN, ""]
-    for part, entries in known.items():
-        if part != "machine":
-            lines += table(part, entries)
-    lines += [f"`python bench/cpu.py` on {known['machine']}, a shared machine.", END]
+    for kind, own in known.items():
+        lines += [f"### {kind}", ""]
+        for part in sorted(own.keys() - {"machine"}, key=PARTS.index):
+            lines += table(part, own[part])
+        lines += [f"`python bench/cpu.py` on {own['machine']}, a shared machine.", ""]
+    lines.append(END)
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
@@ -481,6 +508,7 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--quantize")
     parser.add_argument("--only", help="of decode and methods: rows with this in their name")
+    parser.add_argument("--vllm", help="the Python that has vLLM")
     parser.add_argument("--cpu-time", action="store_true", help="one thread, in CPU seconds")
     flags = parser.parse_args()
     if flags.cpu_time:
@@ -493,7 +521,7 @@ def main() -> None:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "load": lambda: part_load(flags.model),
         "perplexity": lambda: part_perplexity(flags.model),
-        "decode": lambda: part_decode(flags.model, flags.only),
+        "decode": lambda: part_decode(flags.model, flags.only, flags.vllm),
         "rows": lambda: part_rows(flags.model),
         "outside": lambda: part_outside(flags.model),
         "methods": lambda: part_methods(flags.model, flags.draft, flags.quantize, flags.only),

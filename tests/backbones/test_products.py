@@ -361,3 +361,14 @@ def test_what_cannot_be_quantised_is_refused_by_name():
         loaded("fp8")
     with pytest.raises(NotAble, match="float32"):
         forerun.load("tiny", dtype="bfloat16", quantize="int8")
+
+
+def test_another_folder_has_another_table(monkeypatch, tmp_path):
+    """Or models that nothing is kept for would take what was measured for others."""
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    kept = measure.this_machine()
+    monkeypatch.setenv("FORERUN_CACHE", "off")
+    assert measure.this_machine() is not kept
+    assert measure.this_machine().fastest("int8", (1536, 64), products.KINDS["int8"]) == "nibbles"
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    assert measure.this_machine() is kept

@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,7 @@ def _processor() -> str:
 class Table:
     """The times that were measured on this machine: by shape, kind and number of rows."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        folder = folder or cache_folder()
+    def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else folder / "products.json"
         self.times: dict[str, dict[str, Times]] = self._read()
         self._seconds = 0.0
@@ -131,15 +131,15 @@ class Table:
         return found
 
 
-_table: Table | None = None
-
-
 def this_machine() -> Table:
-    """The table of this machine: one per process, so that equal models are made alike."""
-    global _table
-    if _table is None:
-        _table = Table()
-    return _table
+    """The table of this machine in the folder that is named now: one per process, so that equal
+    models are made alike."""
+    return _table_in(cache_folder())
+
+
+@cache
+def _table_in(folder: Path | None) -> Table:
+    return Table(folder)
 
 
 def _checked(found: Any) -> dict[str, dict[str, Times]]:

@@ -304,8 +304,8 @@ def _strips(weight_OI: Tensor) -> Tensor:
 
 
 def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int, side: int) -> Tensor:
-    """The blocks of `side` outputs by 32 inputs, as bytes: codes, four inputs of each output at a time;
-    then scales, and in 4 bits offsets, as bfloat16."""
+    """The blocks of `side` outputs by 32 inputs, as bytes: codes, four inputs of each output at a
+    time; then scales, and in 4 bits offsets, as bfloat16."""
     outputs, inputs = codes.codes_OI.shape
     more = -outputs % side
     codes_OI = F.pad(codes.codes_OI, (0, 0, 0, more))
