@@ -1,6 +1,8 @@
 """Slots in pages: shared, waited for and taken back, with the same texts as if there were room for
 all."""
 
+import statistics
+
 import numpy as np
 import pytest
 import torch
@@ -289,6 +291,27 @@ def test_chunks_do_not_shrink_where_reading_at_all_is_what_takes_time():
         pace.stepped(7.0 + (6.0 + 0.02 * reading if reading else 0.0), 31, reading)
         budgets.append(reading)
     assert min(budgets[30:]) >= 32, "each of four rows would take nearly as long"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_more_rows_are_tried_where_reading_at_all_is_what_takes_time(late):
+    """As measured on a GPU: up to 128 rows take as long as 32, more take longer. A step that was
+    begun ahead is counted as the next one now and then."""
+
+    def added(rows):
+        return 1.7 + 0.0025 * rows + 0.015 * max(0, rows - 128) if rows else 0.0
+
+    pace = Pace(StepCosts("cuda"))
+    pace.rows = pace._first = 32
+    budgets = [0]
+    for step in range(400):
+        reading = pace.budget(5)
+        seconds = 1.9 + added(budgets[-1] if late and step % 10 == 0 else reading)
+        pace.stepped(seconds, 5, reading)
+        budgets.append(reading)
+    later = [reading for reading in budgets[100:] if reading]
+    assert statistics.median(later) == 128
+    assert max(later) <= 256 and later.count(256) < 0.06 * len(later)
 
 
 def test_where_most_wait_their_prompts_are_not_read_by_the_row():

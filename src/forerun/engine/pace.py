@@ -24,7 +24,27 @@ MORE = 0.7  # of a usual step, that reading may take: what it takes is known fro
 LOOKS = 3  # chunks whose middle one counts
 RECENT = 9  # steps of one size that count, and chunks
 AS_CHEAP = 1.3  # times what a chunk takes: one of more rows that takes no more is as good
+TRIES = 2  # chunks of more rows, before it is said what those take: one may be counted late
+MOST_TRIED = 512  # rows: on a GPU, forwards of more are not captured
 LOOK_AGAIN = 64  # chunks one after the other, after which a step reads nothing
+
+
+class Added:
+    """Seconds that the last chunks of some size added to their steps."""
+
+    def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=LOOKS)
+        self.last = 0  # the number of the last one
+
+    @property
+    def usual(self) -> float:
+        return statistics.median(self.seconds)
+
+    def count(self, seconds: float, number: int) -> None:
+        if number - self.last > LOOK_AGAIN:
+            self.seconds.clear()
+        self.seconds.append(seconds)
+        self.last = number
 
 
 class Pace:
@@ -40,8 +60,8 @@ class Pace:
         self._first = self.rows
         self._usual: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._per_row: deque[float] = deque(maxlen=LOOKS)  # seconds, of rows that were read
-        # rows of the last chunks, and the seconds that each added to its step
-        self._added: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._added: dict[int, Added] = defaultdict(Added)  # by rows of a chunk
+        self._number = 0  # of the last chunk
         self._read = 0  # rows of the last chunk
         self._chunks = 0  # since a step that read nothing
         self._looked: set[int] = set()  # sizes of steps that were to read nothing
@@ -57,7 +77,8 @@ class Pace:
             return self.rows
         if writing and self._must_look(rows_bucket(writing)):
             return 0
-        self.rows = self._as_cheap(*self._allowed(writing, max(writing, company)))
+        allowed, most = self._allowed(writing, max(writing, company))
+        self.rows = self._as_cheap(allowed, most, self._usual_step(writing) or inf)
         return self.rows
 
     def _must_look(self, size: int) -> bool:
@@ -70,18 +91,30 @@ class Pace:
         self._chunks = 0
         return True
 
-    def _as_cheap(self, rows: int, most: int) -> int:
+    def _as_cheap(self, rows: int, most: int, usual: float) -> int:
         """More rows than are allowed, up to so many, if those were seen to take hardly longer than
-        fewer: what a chunk adds to a step may be the price of reading at all."""
-        added: dict[int, list[float]] = defaultdict(list)
-        for size, seconds in self._added:
-            if rows <= size <= most:
-                added[size].append(seconds)
+        fewer: what a chunk adds to a step may be the price of reading at all. Where even the fewest
+        add more than they may, twice as many are tried now and then."""
+        added = {
+            size: each
+            for size, each in self._added.items()
+            if rows <= size <= most and each.last > self._number - RECENT
+        }
         if not added:
             return rows
-        enough = AS_CHEAP * statistics.median(added[min(added)])
-        largest = max(size for size in added if statistics.median(added[size]) <= enough)
-        return largest if largest > min(added) else rows
+        least = min(added)
+        enough = AS_CHEAP * added[least].usual
+        cheap = [n for n, each in added.items() if len(each.seconds) >= TRIES]
+        largest = max((n for n in cheap if added[n].usual <= enough), default=least)
+        more = 2 * largest
+        if added[least].usual > MORE * usual and more <= min(most, MOST_TRIED):
+            if len(added[largest].seconds) >= TRIES and self._may_try(more):
+                return more
+        return largest if largest > least else rows
+
+    def _may_try(self, rows: int) -> bool:
+        tried = self._added[rows]
+        return len(tried.seconds) < TRIES or self._number - tried.last > LOOK_AGAIN
 
     def _allowed(self, writing: int, company: int) -> tuple[int, int]:
         """Rows that are allowed, and the most that the costs of forwards allow.
@@ -130,7 +163,8 @@ class Pace:
         if usual is not None:
             added = max(0.0, seconds - usual)
             self._per_row.append(added / reading)
-            self._added.append((power_of_two(reading), added))
+            self._number += 1
+            self._added[power_of_two(reading)].count(added, self._number)
             self._read = reading
 
 
