@@ -349,21 +349,24 @@ def llama_rows(llama: Any) -> dict[str, float]:
     return found
 
 
+def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    def run_timed(*given: Any) -> Any:
+        start = clock()
+        found = run(*given)
+        spent[0] += clock() - start
+        return found
+
+    return run_timed
+
+
 def part_outside(file: str, tokens: int = 128) -> dict[str, float]:
     """Microseconds of a token at batch 1, and of those outside of the forward."""
     found = {}
     with load(file, None, lanes=1) as model:
         backbone: Any = model.backbone
-        forward = backbone.forward
         spent = [0.0]
-
-        def timed(batch: Batch, slots: Any) -> torch.Tensor:
-            start = clock()
-            logits = forward(batch, slots)
-            spent[0] += clock() - start
-            return logits
-
-        backbone.forward = timed
+        for name in ("forward", "write_likeliest"):  # one, or several of plain text in one call
+            setattr(backbone, name, timed(getattr(backbone, name), spent))
         turns = []
         for _ in range(7):
             spent[0] = 0.0

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forerun.backbones import native
 from forerun.backbones.features import FeatureBackbone
 from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.translated import translated
@@ -146,6 +147,8 @@ def load(  # noqa: PLR0913 - keywords of a public function
     check_quantize(quantize)
     model = os.fspath(model)
     where = device_named(device)
+    if where.type == "cpu":
+        native.begin_compiling()
     kind = dtype_named(dtype, where)
     loaded = resolve.load_network(
         model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,15 +64,35 @@ def test_codes_and_offsets_of_a_checkpoint_are_kept():
     assert (found - expected).norm() / expected.norm() < 0.01
 
 
-def test_code_for_any_processor_gives_the_bits_of_this_ones(monkeypatch, tmp_path):
+def has_avx2():
+    cpu = Path("/proc/cpuinfo")
+    return cpu.exists() and {"avx2", "fma"} <= set(cpu.read_text().split())
+
+
+NO_AVX2 = pytest.mark.skipif(not has_avx2(), reason="no AVX2 here")
+
+
+@pytest.mark.parametrize("flags", [[], pytest.param(["-march=haswell"], marks=NO_AVX2)])
+def test_code_for_other_processors_gives_the_bits_of_this_ones(flags, monkeypatch, tmp_path):
     torch.manual_seed(0)
-    weight_OI, x_TI = torch.randn(10, 96), torch.randn(13, 96)
+    weight_OI, x_TI = torch.randn(42, 96), torch.randn(13, 96)
     own = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
-    monkeypatch.setattr(native, "FLAGS", [f for f in native.FLAGS if f != "-march=native"])
+    others = [flag for flag in native.FLAGS if flag != "-march=native"]
+    monkeypatch.setattr(native, "FLAGS", [*others, *flags])
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
     native.compiled_in.cache_clear()
-    plain = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
-    assert all(map(torch.equal, own, plain))
+    other = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
+    assert all(map(torch.equal, own, other))
+
+
+def test_who_asks_while_it_is_compiled_waits_for_it(monkeypatch, tmp_path):
+    compiled = []
+    compile_it = native._compile
+    monkeypatch.setattr(native, "_compile", lambda file: compiled.append(compile_it(file)))
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    native.begin_compiling()
+    assert native.library() is not None
+    assert native.library() is native.library() and len(compiled) == 1
 
 
 @pytest.fixture

@@ -485,6 +485,14 @@ def test_one_long_text_among_many_is_cut_into_sections():
     assert not tiles_of(90, held=8192, programs=1).by_section  # many tiles: none waits for one
 
 
+def test_a_long_prompt_is_read_by_sections_where_its_tiles_are_full():
+    """What each share of a full tile finds takes long to write and to join."""
+    for rows, by_section in {1: False, 4: False, 16: False, 64: False, 90: True}.items():
+        found = tiles_of(rows, *[1] * 3, held=4000, programs=264)
+        assert found.by_section == by_section  # from 9 tiles of 16 rows on, which count as 32
+    assert not tiles_of(90, *[1] * 3, held=400, programs=264).by_section  # not so long
+
+
 def test_tiles_of_plain_text_are_those_of_any_rows():
     """One is arithmetic, the other looks at every row."""
     rng = np.random.default_rng(0)

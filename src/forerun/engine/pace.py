@@ -60,7 +60,7 @@ class Pace:
         self._first = self.rows
         self._usual: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._per_row: deque[float] = deque(maxlen=LOOKS)  # seconds, of rows that were read
-        self._added: dict[int, Added] = defaultdict(Added)  # by rows of a chunk
+        self._added: dict[int, Added] = {}  # by rows of a chunk
         self._number = 0  # of the last chunk
         self._read = 0  # rows of the last chunk
         self._chunks = 0  # since a step that read nothing
@@ -107,14 +107,16 @@ class Pace:
         cheap = [n for n, each in added.items() if len(each.seconds) >= TRIES]
         largest = max((n for n in cheap if added[n].usual <= enough), default=least)
         more = 2 * largest
-        if added[least].usual > MORE * usual and more <= min(most, MOST_TRIED):
-            if len(added[largest].seconds) >= TRIES and self._may_try(more):
-                return more
+        over = added[least].usual > MORE * usual and more <= min(most, MOST_TRIED)
+        if over and len(added[largest].seconds) >= TRIES and self._may_try(more):
+            return more
         return largest if largest > least else rows
 
     def _may_try(self, rows: int) -> bool:
-        tried = self._added[rows]
-        return len(tried.seconds) < TRIES or self._number - tried.last > LOOK_AGAIN
+        tried = self._added.get(rows)
+        if tried is None or len(tried.seconds) < TRIES:
+            return True
+        return self._number - tried.last > LOOK_AGAIN
 
     def _allowed(self, writing: int, company: int) -> tuple[int, int]:
         """Rows that are allowed, and the most that the costs of forwards allow.
@@ -164,7 +166,7 @@ class Pace:
             added = max(0.0, seconds - usual)
             self._per_row.append(added / reading)
             self._number += 1
-            self._added[power_of_two(reading)].count(added, self._number)
+            self._added.setdefault(power_of_two(reading), Added()).count(added, self._number)
             self._read = reading
 
 

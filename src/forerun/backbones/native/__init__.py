@@ -55,6 +55,7 @@ STRIP = 16  # outputs of a strip of float32
 FLOATS = 32  # bits
 ON_A_GRID = 0.3  # squared error of a group, in squared steps; 2.7 where weights are on no grid
 log = logging.getLogger("forerun")
+_compiling = threading.Lock()
 
 
 class _Matrix(ctypes.Structure):
@@ -119,7 +120,13 @@ def runs_floats(dtype: torch.dtype) -> bool:
 
 def compiled() -> Compiled:
     """What can be had here, with the folder that is named now."""
-    return compiled_in(cache_folder())
+    with _compiling:  # whoever asks while it is compiled waits
+        return compiled_in(cache_folder())
+
+
+def begin_compiling() -> None:
+    """Have it compiled while a checkpoint is read."""
+    threading.Thread(target=compiled, daemon=True).start()
 
 
 @cache

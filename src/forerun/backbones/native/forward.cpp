@@ -41,7 +41,7 @@ constexpr int SIDE = 4;
 constexpr int MOST_ROWS = 8;  // that meet a block at once
 constexpr int STRIP = 16;  // outputs of a strip
 #if defined(__AVX512F__)
-constexpr int STRIP_ROWS = 16;  // rows that meet a strip at once: their sums stay in registers
+constexpr int STRIP_ROWS = 8;  // rows that meet a strip at once: their sums stay in registers
 #else
 constexpr int STRIP_ROWS = 6;
 #endif
@@ -360,16 +360,16 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
 template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
     __m512 total[R];
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
         __builtin_prefetch(strip + STRIP_AHEAD * STRIP);
         const __m512 w = _mm512_loadu_ps(strip);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
             total[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * inputs + i]), total[r]);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(y + r * STRIP, total[r]);
 }
 
