@@ -8,7 +8,8 @@
 
 Each part takes a few minutes and adds to docs/cpu.json, by kind of processor. Numbers are medians.
 llama.cpp needs llama-cpp-python; without it its rows are left out. vLLM has an environment of its
-own, whose Python is named with `--vllm`; it gets the file's weights in float32. Threads equal ours.
+own, whose Python is named with `--vllm`; it gets the file's weights in float32, and chooses
+its threads itself; those of llama.cpp equal ours.
 """
 
 from __future__ import annotations

@@ -361,7 +361,8 @@ TIMES = ("first_token", "per_token")
 
 def section(found: dict[str, Any]) -> str:
     pair = f"{found['model']}" + (f" with {found['draft']} to draft" if found["draft"] else "")
-    warmed = ", in the second turn of two" if found.get("warm") == 1 else ""
+    warm = found.get("warm", 0)
+    warmed = f", in the last of {1 + warm} turns" if warm else ""
     how = " (random weights; what a real pair said is replayed)" if found["replayed"] else ""
     return (
         f"{pair}{how}, {found['dtype']}, {found['lanes']} lanes, on {found['machine']}, torch "

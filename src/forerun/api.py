@@ -147,9 +147,9 @@ def load(  # noqa: PLR0913 - keywords of a public function
     check_quantize(quantize)
     model = os.fspath(model)
     where = device_named(device)
-    if where.type == "cpu":
-        native.begin_compiling()
     kind = dtype_named(dtype, where)
+    if where.type == "cpu":
+        native.begin_compiling(kind, quantize)
     loaded = resolve.load_network(
         model,
         where,

@@ -90,7 +90,9 @@ def test_who_asks_while_it_is_compiled_waits_for_it(monkeypatch, tmp_path):
     compile_it = native._compile
     monkeypatch.setattr(native, "_compile", lambda file: compiled.append(compile_it(file)))
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    native.begin_compiling()
+    native.begin_compiling(torch.bfloat16, None)  # which does not need it
+    assert not compiled
+    native.begin_compiling(torch.float32, None)
     assert native.library() is not None
     assert native.library() is native.library() and len(compiled) == 1
 

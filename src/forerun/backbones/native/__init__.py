@@ -120,13 +120,29 @@ def runs_floats(dtype: torch.dtype) -> bool:
 
 def compiled() -> Compiled:
     """What can be had here, with the folder that is named now."""
+    return _compiled_in(cache_folder())
+
+
+def _compiled_in(folder: Path | None) -> Compiled:
     with _compiling:  # whoever asks while it is compiled waits
-        return compiled_in(cache_folder())
+        return compiled_in(folder)
 
 
-def begin_compiling() -> None:
-    """Have it compiled while a checkpoint is read."""
-    threading.Thread(target=compiled, daemon=True).start()
+def begin_compiling(dtype: torch.dtype | None, quantize: str | None) -> None:
+    """Have it compiled while a checkpoint is read that may need it."""
+    if dtype != torch.float32 and not quantize:
+        return
+    threading.Thread(target=_compiled_in, args=(cache_folder(),), daemon=True).start()
+
+
+def _forget_who_compiles() -> None:
+    """A process that is forked off has no thread that would let go of the lock."""
+    global _compiling
+    _compiling = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_who_compiles)
 
 
 @cache
@@ -188,10 +204,14 @@ def _is_right(functions: Any) -> bool:
         blocks = _blocks(codes, None, bits, functions.side())
         kinds.append((blocks, codes.widened(), bits, 0.02))
     for blocks, widened_OI, bits, most in kinds:
-        found = NativeProduct(blocks, (9, 2 * GROUP), None, bits, functions)(x_TI)
+        product = NativeProduct(blocks, (9, 2 * GROUP), None, bits, functions)
         expected = x_TI @ widened_OI.t()
-        if not torch.allclose(found, expected, rtol=0, atol=most * float(expected.abs().max())):
-            return False
+        near = most * float(expected.abs().max())
+        for rows in range(
+            1, len(x_TI) + 1
+        ):  # as many as meet a block at once have code of their own
+            if not torch.allclose(product(x_TI[:rows]), expected[:rows], rtol=0, atol=near):
+                return False
     return True
 
 
@@ -205,9 +225,9 @@ class NativeProduct:
         shape: tuple[int, int],  # outputs, inputs
         bias: Tensor | None,
         bits: int,
-        functions: Any = None,
+        functions: Any,
     ):
-        self._functions: Any = functions or library()
+        self.functions = functions  # blocks are as these take them
         self.outputs, inputs = shape
         self.layout = Layout(inputs)
         self.bits = bits
@@ -224,7 +244,7 @@ class NativeProduct:
         rows = len(x_TI)
         y_TO = x_TI.new_empty(rows, self.outputs)
         memory = torch.empty_like(x_TI)
-        self._functions.product(
+        self.functions.product(
             self._address, x_TI.data_ptr(), rows, memory.data_ptr(), torch.get_num_threads(),
             y_TO.data_ptr(),
         )  # fmt: skip
@@ -244,15 +264,15 @@ def native_product(
     if functions is None or inputs % GROUP:
         return None
     if bits is None:
-        return NativeProduct(_strips(weight_OI), (outputs, inputs), bias, FLOATS)
+        return NativeProduct(_strips(weight_OI), (outputs, inputs), bias, FLOATS, functions)
     if bits == "int8":
         blocks = _blocks(quantised(weight_OI, BYTE, GROUP), None, 8, functions.side())
-        return NativeProduct(blocks, (outputs, inputs), bias, 8)
+        return NativeProduct(blocks, (outputs, inputs), bias, 8, functions)
     rows = max(1, WEIGHTS_AT_ONCE // inputs)
     parts = [_from_lowest(part) for part in weight_OI.split(rows)]
     codes_OI, scales_OG, offsets_OG = (torch.cat(found) for found in zip(*parts))
     blocks = _blocks(Codes(codes_OI, scales_OG), offsets_OG, 4, functions.side())
-    return NativeProduct(blocks, (outputs, inputs), bias, 4)
+    return NativeProduct(blocks, (outputs, inputs), bias, 4, functions)
 
 
 def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -301,7 +321,7 @@ def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct |
     codes, offsets_OG = matrix.in_groups(GROUP)
     outputs, inputs = codes.codes_OI.shape
     blocks = _blocks(codes, offsets_OG, 4, functions.side())
-    return NativeProduct(blocks, (outputs, inputs), bias, 4)
+    return NativeProduct(blocks, (outputs, inputs), bias, 4, functions)
 
 
 def _strips(weight_OI: Tensor) -> Tensor:
@@ -427,7 +447,7 @@ class NativeForward:
         shape: NativeShape,
     ):
         embed, norm, head = ends
-        self._functions: Any = library()
+        self._functions = head.functions
         self._vocab = head.outputs
         # what the structures point to
         self._alive = (layers, ends, turns := torch.view_as_real(turns_CD).contiguous())

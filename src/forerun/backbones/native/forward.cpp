@@ -31,7 +31,7 @@
 namespace {
 
 constexpr int GROUP = 32;
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 constexpr int SIDE = 16;  // outputs of a block: as many as a register has sums
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr int SIDE = 8;
@@ -190,7 +190,7 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     for (int r = 0; r < R; ++r) vst1q_f32(y + r * SIDE, total[r]);
 }
 
-#elif defined(__AVX512VNNI__)
+#elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
 
 // Sums of groups of four products, 16 outputs at a time, in registers for all rows at once.
 template <int BITS, int R>
