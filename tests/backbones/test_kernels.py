@@ -554,6 +554,8 @@ def test_a_replay_keeps_nothing_of_the_one_before():
         torch.testing.assert_close(
             m.host.runner.forward(batch(*lengths)),
             m.backbone.forward(batch(*lengths), m.host.slots),
+            rtol=1e-4,  # the interpreter adds in another order on each kind of processor
+            atol=1e-4,
         )
     assert len(m.host.runner.captured) == 1
 
