@@ -360,7 +360,15 @@ def test_closing_a_stream_that_never_started_cancels_it():
     assert settled(m).engine.free_lanes == [0]
 
 
-def test_an_interrupted_generate_leaves_nothing_running():
+@pytest.fixture
+def heard_ctrl_c():
+    """A process that was started in the background hears no interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_generate_leaves_nothing_running(heard_ctrl_c):
     m = fresh(lanes=1)
     original = m.backbone.forward
 

@@ -58,12 +58,22 @@ def machine() -> str:
 
 
 def _processor() -> str:
+    return _told_by_linux("model name", "CPU part") or platform.processor()
+
+
+def instruction_sets() -> str:
+    """What the processor can do, as far as it is told: a virtual one may hide some of it under the
+    same name."""
+    return _told_by_linux("flags", "Features")
+
+
+def _told_by_linux(*names: str) -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in ("model name", "CPU part"):
+            if name.strip() in names:
                 return value.strip()
-    return platform.processor()
+    return ""
 
 
 class Table:

@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from functools import cache
 from itertools import accumulate
@@ -28,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.backbones.measure import cache_folder, machine
+from forerun.backbones.measure import cache_folder, instruction_sets, machine
 from forerun.backbones.products import (
     BYTE,
     GROUP,
@@ -48,7 +50,7 @@ from forerun.sequence.rows import HI, HORIZON, POSITION
 SOURCE = Path(__file__).parent / "forward.cpp"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
-FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
 STRIP = 16  # outputs of a strip of float32
@@ -149,7 +151,8 @@ if hasattr(os, "register_at_fork"):
 def compiled_in(folder: Path | None) -> Compiled:
     if folder is None:
         return Compiled(None, "not compiled: FORERUN_CACHE=off keeps nothing")
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join([*FLAGS, machine()]).encode()).hexdigest()
+    compiled_for = " ".join([*FLAGS, machine(), instruction_sets()])
+    key = hashlib.sha256(SOURCE.read_bytes() + compiled_for.encode()).hexdigest()
     file = folder / "native" / f"{key[:16]}.so"
     try:
         if not file.exists():
@@ -184,6 +187,7 @@ def _compile(file: Path) -> None:
     if compiler is None:
         raise OSError(f"no C++ compiler ({', '.join(compilers)}) is found")
     file.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(file.parent)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
@@ -191,6 +195,14 @@ def _compile(file: Path) -> None:
         if done.returncode:
             raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
         made.replace(file)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes left that ended while they compiled."""
+    for left in folder.glob("tmp*"):
+        with suppress(OSError):  # its owner may just be done
+            if time.time() - left.stat().st_mtime > MOST_SECONDS:
+                shutil.rmtree(left)
 
 
 def _is_right(functions: Any) -> bool:

@@ -530,27 +530,34 @@ const int forgets = pthread_atfork(nullptr, nullptr, [] { helpers = new Helpers;
 
 // -- products -------------------------------------------------------------------------------------
 
-// R rows times one block of outputs (four, or a strip). What becomes of it: y = it, or y += it.
+// What becomes of some rows' sums for one block of outputs: y = them, or y += them. Not inlined: there is
+// a product for every number of rows, and the compiler would look at this in each.
+__attribute__((noinline)) void keep_sums(const Matrix& m, const float* sums, int64_t rows, int64_t first,
+                                         int64_t side, float* y, bool add) {
+    const int64_t count = std::min<int64_t>(side, m.outputs - first);
+    for (int64_t r = 0; r < rows; ++r) {
+        float* to = y + r * m.outputs + first;
+        for (int64_t o = 0; o < count; ++o) {
+            const float value = sums[r * side + o] + (m.bias ? m.bias[first + o] : 0.0f);
+            to[o] = add ? to[o] + value : value;
+        }
+    }
+}
+
+// R rows times one block of outputs (four, or a strip).
 template <int BITS, int R>
 inline void meet_rows(const Matrix& m, const Inputs& x, int64_t block, int64_t row, float* y,
                       bool add) {
     constexpr int side = BITS == FLOATS ? STRIP : SIDE;
-    float found[R * side];
+    float sums[R * side];
     if constexpr (BITS == FLOATS) {
         const float* strips = reinterpret_cast<const float*>(m.blocks);
-        meet_strip<R>(strips + block * m.inputs * STRIP, m.inputs, x.plain + row * m.inputs, found);
+        meet_strip<R>(strips + block * m.inputs * STRIP, m.inputs, x.plain + row * m.inputs, sums);
     } else {
         const int64_t groups = m.inputs / GROUP;
-        meet<BITS, R>(m.blocks + block * groups * block_bytes(BITS), groups, x, row, found);
+        meet<BITS, R>(m.blocks + block * groups * block_bytes(BITS), groups, x, row, sums);
     }
-    const int64_t first = block * side, count = std::min<int64_t>(side, m.outputs - first);
-    for (int r = 0; r < R; ++r) {
-        float* to = y + (row + r) * m.outputs + first;
-        for (int64_t o = 0; o < count; ++o) {
-            const float value = found[r * side + o] + (m.bias ? m.bias[first + o] : 0.0f);
-            to[o] = add ? to[o] + value : value;
-        }
-    }
+    keep_sums(m, sums, R, block * side, side, y + row * m.outputs, add);
 }
 
 // All rows times one block. As codes they lie in eights, and then comes the rest; as they are they may
