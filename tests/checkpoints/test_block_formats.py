@@ -342,6 +342,10 @@ def test_llada2_checkpoints_load_by_their_real_keys(tmp_path):
         forerun.load(
             write_checkpoint(tmp_path / "other", {**LLADA2, "score_function": "softmax"}, weights)
         )
+    # Their gate divides by the sum of the best, whatever the config says.
+    ignored = {**LLADA2, "norm_topk_prob": False}
+    same = forerun.load(write_checkpoint(tmp_path / "same", ignored, weights), dtype="float64")
+    assert torch.equal(says(same, text, blanks), says(m, text, blanks))
     del weights["model.layers.1.attention.dense.weight"]
     with pytest.raises(BadCheckpoint, match="o_proj"):
         forerun.load(write_checkpoint(tmp_path / "bad", LLADA2, weights))

@@ -35,6 +35,12 @@ LLADA = dict(
 )
 
 
+@pytest.mark.parametrize("odd", [{"activation_type": "swiglu"}, {"rope": False}, {"alibi": True}])
+def test_an_llada_that_is_no_llama_is_refused(odd, tmp_path):
+    with pytest.raises(NotAble, match="LLaDA has other .* refused"):
+        forerun.load(write_checkpoint(tmp_path, {**LLADA, **odd}, llada_weights()))
+
+
 def llada_weights(seed=0):
     rng = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=rng) * 0.3

@@ -108,10 +108,11 @@ def _llada(raw: RawConfig) -> Arguments:
     odd = [raw.get("layer_norm_type", "rms") != "rms", raw.get("block_type", "llama") != "llama"]
     odd += [raw.get(key) for key in ("alibi", "input_emb_norm", "attention_layer_norm")]
     odd += [raw.get(key) for key in ("include_bias", "include_qkv_bias", "scale_logits")]
+    odd += [raw.get("activation_type", "silu") != "silu", not raw.get("rope", True)]
     if any(odd):
         raise NotAble(
-            "this LLaDA has other norms, biases or blocks than the published ones, which is "
-            "untried: it is refused."
+            "this LLaDA has other norms, biases, activations, positions or blocks than the "
+            "published ones, which is untried: it is refused."
         )
     return dict(
         vocab_size=raw.get("embedding_size") or raw["vocab_size"],
@@ -123,7 +124,7 @@ def _llada(raw: RawConfig) -> Arguments:
         max_position_embeddings=raw["max_sequence_length"],
         rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
         rope_parameters=_rope(raw, 10000.0),
-        tie_word_embeddings=raw.get("weight_tying", False),
+        tie_word_embeddings=raw.get("weight_tying", True),  # as its authors' class has it
     )
 
 
@@ -237,7 +238,7 @@ def _llada2(raw: RawConfig) -> Arguments:
         topk_group=raw.get("topk_group", 1),
         first_k_dense_replace=raw.get("first_k_dense_replace", 0),
         routed_scaling_factor=raw.get("routed_scaling_factor", 1.0),
-        norm_topk_prob=raw.get("norm_topk_prob", True),
+        norm_topk_prob=raw["num_experts_per_tok"] > 1,  # whatever the config says of it
         use_qk_norm=True,
     )
 

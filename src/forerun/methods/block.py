@@ -7,11 +7,17 @@ their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun.errors import BadOption, NotAble, unknown
 from forerun.families.block import BlockFiller, BlockSpan
-from forerun.methods.block_order import BlockOptions, ModelBlockOrder, causal_reading
+from forerun.methods.block_order import (
+    BlockOptions,
+    ModelBlockOrder,
+    StepShares,
+    causal_reading,
+)
 from forerun.options import check_between, check_whole
 from forerun.probability.selection import SelectionRule, above_threshold, edits, most_confident
 from forerun.registry import method
@@ -61,7 +67,7 @@ class BlockDecodingOptions(EditingOptions):
     )
     steps: int | None = field(
         default=None,
-        metadata={"help": "static: forwards per block, at most; default: one per token"},
+        metadata={"help": "static: forwards per block; default: one per token"},
     )
 
     def __post_init__(self) -> None:
@@ -77,11 +83,13 @@ class BlockDecodingOptions(EditingOptions):
                     f"it needs."
                 )
 
-    def rule(self, block: int) -> SelectionRule:
-        """Which blanks of a block are decided in one forward."""
+    def rule_in(self, order: ModelBlockOrder) -> Callable[[list[int]], SelectionRule]:
+        """Which of some open blanks are decided in the next forward."""
         if self.schedule == "dynamic":
-            return above_threshold(self.threshold)
-        return most_confident(-(-block // (self.steps or block)))
+            confident = above_threshold(self.threshold)
+            return lambda blanks: confident
+        shares = StepShares(order.block, self.steps or order.block)
+        return lambda blanks: most_confident(shares.next(blanks[0] // order.block))
 
 
 class Editor:
@@ -167,12 +175,12 @@ async def block(seq: Canvas, target: BlockFiller, options: BlockDecodingOptions)
     (static), until none is left."""
     order = ModelBlockOrder(seq, target, options)
     editor = Editor(seq, target, order, options)
-    rule = options.rule(order.block)
+    rule_for = options.rule_in(order)
     while not seq.done:
         blanks = order.open()
         span = order.span()
         laws = await editor.ask(blanks)
-        selection = await seq.draw(rule, blanks, laws.law, laws.model_law)
+        selection = await seq.draw(rule_for(blanks), blanks, laws.law, laws.model_law)
         seq.place(selection.placements(blanks), "decided")
         await editor.finish(span)
 

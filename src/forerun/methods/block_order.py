@@ -74,6 +74,23 @@ class BlockOrder(ABC):
         return
 
 
+class StepShares:
+    """How many blanks each forward of a block decides, so that a block takes so many `steps`: equal
+    shares, and where that leaves some over, one more in the first ones (LLaDA's schedule, and
+    SDAR's)."""
+
+    def __init__(self, blanks: int, steps: int):
+        self.least, self.larger = divmod(blanks, max(1, min(steps, blanks)))
+        self.block = -1
+        self.forwards = 0  # of that block
+
+    def next(self, block: int) -> int:
+        """The share of the next forward, which is about this block."""
+        self.forwards = self.forwards + 1 if block == self.block else 1
+        self.block = block
+        return self.least + (self.forwards <= self.larger)
+
+
 @dataclass(frozen=True)
 class CanvasBlockOptions:
     """The options of every method that decodes a masked model."""

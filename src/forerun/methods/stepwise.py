@@ -9,6 +9,7 @@ that token's probability under the model's own law, before temperature.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forerun.families.masked import CanvasFiller
@@ -17,6 +18,7 @@ from forerun.methods.block_order import (
     CanvasBlockOptions,
     CanvasBlockOrder,
     OrderedBlockOptions,
+    StepShares,
     stale_keys,
 )
 from forerun.options import check_between, check_whole
@@ -63,11 +65,14 @@ class EntropyBoundedOptions(CanvasBlockOptions):
         check_between("bound", self.bound, most=math.inf)
 
 
-async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
-    """Ask about the open blanks of the block, let the rule say which are decided, until nothing is
+async def decode(
+    seq: Canvas, order: BlockOrder, rule_for: Callable[[list[int]], SelectionRule]
+) -> None:
+    """Ask about the open blanks of the block, let a rule say which are decided, until nothing is
     open."""
     while not seq.done:
         blanks = order.open()
+        rule = rule_for(blanks)
         [answer] = await order.ask([blanks], [()])
         selection = await seq.draw(rule, blanks, answer.law, answer.model_law)
         order.decided(seq.place(selection.placements(blanks), "decided"))
@@ -77,7 +82,7 @@ async def decode(seq: Canvas, order: BlockOrder, rule: SelectionRule) -> None:
 async def stepwise(seq: Canvas, target: CanvasFiller, options: OrderedBlockOptions) -> None:
     """One blank per forward: the most confident of the block."""
     rule = most_confident(1, options.order)
-    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
+    await decode(seq, CanvasBlockOrder(seq, target, options), lambda blanks: rule)
 
 
 @method(
@@ -90,9 +95,13 @@ async def stepwise(seq: Canvas, target: CanvasFiller, options: OrderedBlockOptio
 async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> None:
     """A fixed number of forwards per block, each deciding its share of the most confident
     blanks."""
-    share = -(-min(options.block, len(seq.blanks)) // options.steps)
-    rule = most_confident(share, options.order)
-    await decode(seq, CanvasBlockOrder(seq, target, options), rule)
+    order = CanvasBlockOrder(seq, target, options)
+    shares = StepShares(min(options.block, len(seq.blanks)), options.steps)
+
+    def rule_for(blanks: list[int]) -> SelectionRule:
+        return most_confident(shares.next(order.number(blanks[0])), options.order)
+
+    await decode(seq, order, rule_for)
 
 
 @method(
@@ -105,7 +114,8 @@ async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> Non
 async def threshold(seq: Canvas, target: CanvasFiller, options: ThresholdOptions) -> None:
     """Every blank that is confident enough, and the most confident one anyway (Fast-dLLM)."""
     order = CanvasBlockOrder(seq, target, options)
-    await decode(seq, order, above_threshold(options.threshold))
+    rule = above_threshold(options.threshold)
+    await decode(seq, order, lambda blanks: rule)
 
 
 @method(
@@ -119,4 +129,5 @@ async def bounded(seq: Canvas, target: CanvasFiller, options: EntropyBoundedOpti
     """As many of the most confident blanks as a bound on their joint entropy allows (Ben-Hamu et
     al., 2025)."""
     order = CanvasBlockOrder(seq, target, options)
-    await decode(seq, order, entropy_bounded(options.bound))
+    rule = entropy_bounded(options.bound)
+    await decode(seq, order, lambda blanks: rule)
