@@ -971,11 +971,14 @@ class Model:
 
     def _load_draft(self, name: str) -> Model:
         """A draft model on the target's device, in its numbers: in float32 it would cost more than
-        the target that it drafts for. Quantised as the target is, where it can be."""
+        the target that it drafts for. Quantised as the target is, where it can be. On a CPU in 8
+        bits at most: a draft need not be right, and it is read a token at a time."""
         where = str(self.backbone.device)
         numbers = self.backbone.dtype
         dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
         quantize = getattr(self.backbone, "quantize", None)
+        if quantize is None and where == "cpu" and native.runs_floats(numbers):
+            quantize = "int8"
         if quantize is not None:
             with suppress(NotAble):
                 return load(name, device=where, dtype=dtype, lanes=1, quantize=quantize)
