@@ -153,6 +153,7 @@ class Race:
             arguments.model,
             device=arguments.device,
             dtype=arguments.dtype,
+            quantize=arguments.quantize,
             lanes=batch,
             max_context=arguments.context,
         )
@@ -160,7 +161,11 @@ class Race:
         more: dict[str, Any] = {}
         if arguments.draft:
             draft = forerun.load(
-                arguments.draft, device=arguments.device, dtype=arguments.dtype, lanes=1
+                arguments.draft,
+                device=arguments.device,
+                dtype=arguments.dtype,
+                quantize=arguments.quantize,
+                lanes=1,
             )
             more = {"draft": draft}
             contestants += [(name, {**options, **more}) for name, options in DRAFTED]
@@ -322,7 +327,7 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
             machine=machine(arguments.device),
             neighbour=arguments.neighbour,
             cpu_time=arguments.cpu_time,
-            dtype=str(race.model.backbone.dtype).removeprefix("torch."),
+            dtype=arguments.quantize or str(race.model.backbone.dtype).removeprefix("torch."),
             torch=torch.__version__,
             date=date.today().isoformat(),
             tokens=arguments.tokens,
@@ -446,6 +451,7 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--device")
     parser.add_argument("--dtype")
+    parser.add_argument("--quantize", help="int8 or int4")
     parser.add_argument("--context", type=int)
     parser.add_argument("--batch", type=int, nargs="*", default=[1])
     parser.add_argument("--sets", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))

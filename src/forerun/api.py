@@ -314,7 +314,7 @@ class Model:
         self.generation_config: Any = None  # of `transformers`, where the checkpoint has one
         self._host: Host | None = None
         self._draft_hosts: dict[Model, tuple[Family, Host]] = {}
-        self._draft_models: dict[str, Model] = {}
+        self._draft_models: dict[tuple[str, str | None], Model] = {}  # by name and bits
         self.vocabulary: Vocabulary | None = None
         if tokenizer is not None:
             self.vocabulary = Vocabulary(self.vocab, tokenizer)
@@ -921,7 +921,8 @@ class Model:
         """A draft model, loaded once, with lanes of its own in this model's engine; fit for what
         the request asks of it."""
         with self._adding:
-            model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft))
+            greedy = request is not None and not request.sampling.temperature
+            model = draft if isinstance(draft, Model) else self._loaded_draft(str(draft), greedy)
             if request is not None:
                 check_draft_model(model, request)
             if model not in self._draft_hosts:
@@ -959,26 +960,33 @@ class Model:
             self._look_into(backbone, host)
         self._draft_hosts[model] = (family, host)
 
-    def _loaded_draft(self, name: str) -> Model:
-        if name not in self._draft_models and names_drafter(name):
-            self._draft_models[name] = self._feature_drafter(name)
-        elif name not in self._draft_models:
+    def _loaded_draft(self, name: str, greedy: bool) -> Model:
+        looks_into = names_drafter(name)
+        key = (name, None if looks_into else self._draft_bits(greedy))
+        if key not in self._draft_models and looks_into:
+            self._draft_models[key] = self._feature_drafter(name)
+        elif key not in self._draft_models:
             try:
-                self._draft_models[name] = self._load_draft(name)
+                self._draft_models[key] = self._load_draft(*key)
             except ForerunError as error:
                 raise type(error)(f"draft={name!r}: {error}") from error
-        return self._draft_models[name]
+        return self._draft_models[key]
 
-    def _load_draft(self, name: str) -> Model:
+    def _draft_bits(self, greedy: bool) -> str | None:
+        """How a draft model is quantised: as its target is. On a CPU in 8 bits at most, where that
+        changes no text: greedy drafts need not be right, and are read a token at a time."""
+        quantize: str | None = getattr(self.backbone, "quantize", None)
+        on_cpu = self.backbone.device.type == "cpu"
+        if quantize is None and greedy and on_cpu and native.runs_floats(self.backbone.dtype):
+            return "int8"
+        return quantize
+
+    def _load_draft(self, name: str, quantize: str | None) -> Model:
         """A draft model on the target's device, in its numbers: in float32 it would cost more than
-        the target that it drafts for. Quantised as the target is, where it can be. On a CPU in 8
-        bits at most: a draft need not be right, and it is read a token at a time."""
+        the target that it drafts for. Quantised where it can be."""
         where = str(self.backbone.device)
         numbers = self.backbone.dtype
         dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
-        quantize = getattr(self.backbone, "quantize", None)
-        if quantize is None and where == "cpu" and native.runs_floats(numbers):
-            quantize = "int8"
         if quantize is not None:
             with suppress(NotAble):
                 return load(name, device=where, dtype=dtype, lanes=1, quantize=quantize)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import forerun
 from forerun.backbones import native, products
 from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.quantised import Quantised
@@ -278,6 +279,38 @@ def test_exact_methods_write_what_ar_writes(quantize):
             own = options.get(method, {})
             results = model.generate(prompts, max_tokens=24, ignore_eos=True, method=method, **own)
             assert [result.token_ids for result in results] == plain, method
+
+
+def test_a_draft_model_that_is_named_is_kept_in_8_bits_where_that_changes_no_text():
+    model = loaded(None)
+    how = {"max_tokens": 16, "ignore_eos": True, "method": "speculative", "draft": "tiny:llama:7"}
+    plain = model.generate([1, 2, 3], method="ar", max_tokens=16, ignore_eos=True).token_ids
+    assert model.generate([1, 2, 3], **how).token_ids == plain
+    assert bits_of_drafts(model) == ["int8"] and model.backbone.quantize is None
+    sampled = model.generate([1, 2, 3], temperature=1.0, seed=4, **how).token_ids
+    assert bits_of_drafts(model) == ["int8", None]
+    as_it_is = {**how, "draft": forerun.load("tiny:llama:7")}
+    fresh = loaded(None)
+    assert fresh.generate([1, 2, 3], temperature=1.0, seed=4, **as_it_is).token_ids == sampled
+    few_bits = loaded("int4")
+    few_bits.generate([1, 2, 3], **how)
+    assert bits_of_drafts(few_bits) == ["int4"]
+
+
+def bits_of_drafts(model):
+    return [draft.backbone.quantize for draft in model._draft_hosts]
+
+
+def test_what_a_process_left_that_ended_while_it_compiled_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    native.compiled_in.cache_clear()
+    old, new = tmp_path / "native" / "tmpold", tmp_path / "native" / "tmpnew"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "half.so").touch()
+    os.utime(old, (0, 0))
+    assert native.library() is not None
+    assert not old.exists() and new.exists(), "the new one may be another's that compiles now"
 
 
 class TestWithout:

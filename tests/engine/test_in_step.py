@@ -51,6 +51,22 @@ def at_once(monkeypatch):
     return drawn
 
 
+@pytest.fixture(params=["by programs", "plainly"])
+def either_way(request, monkeypatch):
+    """The same; or as on a CPU, where nothing is captured and nobody goes ahead."""
+    if request.param == "by programs":
+        return request.getfixturevalue("at_once")
+    drawn = []
+    apply = TokenDraws.apply_plain
+
+    def counted(self, sampler):
+        drawn.append(len(self.seqs))
+        return apply(self, sampler)
+
+    monkeypatch.setattr(TokenDraws, "apply_plain", counted)
+    return drawn
+
+
 def said(results):
     return [(r.token_ids, r.finish_reason, r.stats.forwards, told(r)) for r in results]
 
@@ -68,19 +84,19 @@ def alone(how, monkeypatch, **more):
 
 
 @pytest.mark.parametrize("name", HOW)
-def test_texts_in_step_are_those_decoded_alone(name, at_once, monkeypatch):
+def test_texts_in_step_are_those_decoded_alone(name, either_way, monkeypatch):
     if "regex" in HOW[name]:
         pytest.importorskip("llguidance")
     expected = alone(HOW[name], monkeypatch)
-    at_once.clear()
+    either_way.clear()
     m = fresh(lanes=5)
     assert said(m.generate(PROMPTS, method="ar", max_tokens=16, **HOW[name])) == expected
-    assert bool(at_once) == (name in DRAWN_AT_ONCE)
+    assert bool(either_way) == (name in DRAWN_AT_ONCE)
     if name == "greedy":
-        assert at_once.count(5) >= 8  # and fewer as texts end
+        assert either_way.count(5) >= 8  # and fewer as texts end
 
 
-def test_all_kinds_in_one_batch(at_once, monkeypatch):
+def test_all_kinds_in_one_batch(either_way, monkeypatch):
     pytest.importorskip("llguidance")
     expected = [alone(how, monkeypatch)[i] for i, how in enumerate(HOW.values())]
     m = stepped(fresh(lanes=5))
@@ -90,7 +106,7 @@ def test_all_kinds_in_one_batch(at_once, monkeypatch):
     assert [said(job.results())[0] for job in jobs] == expected
 
 
-def test_an_interrupt_changes_no_text(at_once, monkeypatch):
+def test_an_interrupt_changes_no_text(either_way, monkeypatch):
     """Wherever it comes: what was not counted is drawn again, with the same noise."""
     how = dict(temperature=1.0, seed=6, ignore_eos=True)
     expected = [one[0] for one in alone(how, monkeypatch)]
@@ -138,16 +154,18 @@ async def unsteady(seq: Canvas, target: ChainScorer, options: NoOptions) -> None
                 seq.append(int(law_V.argmax()), "said")
 
 
-def test_what_is_written_instead_is_answered(at_once, monkeypatch):
+def test_what_is_written_instead_is_answered(either_way, monkeypatch):
     monkeypatch.setitem(BUILT_IN["methods"], "unsteady", f"{__name__}:unsteady")
     how = dict(method="unsteady", max_tokens=24, temperature=1.0, seed=8, ignore_eos=True)
     m = fresh(lanes=5)
     went = [r.token_ids for r in m.generate(PROMPTS, **how)]
     monkeypatch.setattr(Engine, "prefetches", False)
-    assert went == [r.token_ids for r in fresh(lanes=5).generate(PROMPTS, **how)] and at_once
+    monkeypatch.setattr(Rules, "draw_tokens", lambda self, draws: None)
+    assert went == [r.token_ids for r in fresh(lanes=5).generate(PROMPTS, **how)] and either_way
 
 
-def test_a_draw_of_many_has_the_size_that_a_batch_of_them_has():
+def test_a_draw_of_many_has_the_size_that_a_batch_of_them_has(monkeypatch):
+    monkeypatch.setattr(Rules, "runs_plainly", lambda self, device: False)
     m = stepped(fresh(lanes=3))
     jobs = m.submit(PROMPTS[:3], method="ar", max_tokens=4, temperature=0.7, top_p=0.9)
     m.engine.step()  # now all wait for a draw
@@ -212,14 +230,15 @@ OWN_LANGUAGES = [dict(seed=1, regex=f"[{letters}]*") for letters in ("ab", "cd",
 
 
 @pytest.mark.parametrize("mutant", [None, *MUTANTS])
-def test_its_mutants_are_caught(mutant, at_once, monkeypatch):
+def test_its_mutants_are_caught(mutant, either_way, monkeypatch):
     pytest.importorskip("llguidance")
     asked = (OWN_SEEDS, OWN_LANGUAGES)
     with monkeypatch.context() as plain:
         plain.setattr(Engine, "prefetches", False)
+        plain.setattr(Rules, "draw_tokens", lambda self, draws: None)
         expected = [together(each, lanes=1) for each in asked]
     if mutant is None:
-        assert [together(each, lanes=5) for each in asked] == expected and at_once.count(5) > 8
+        assert [together(each, lanes=5) for each in asked] == expected and either_way.count(5) > 8
         return
     monkeypatch.setattr(*MUTANTS[mutant])
     assert [together(each, lanes=5) for each in asked] != expected

@@ -33,6 +33,7 @@ PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
 PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 TOO_MANY = 16  # from which on even a text's first looks do
+IN_FULL_BATCH = 4  # tokens between two choices at least, where nobody drafts
 YOUNG = 3  # choices of a text, the first of which looks at nothing
 
 
@@ -97,9 +98,12 @@ class BatchChooser:
         expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
         if self.costs.begins_ahead and expected > 1:
             return company.until_next_choice(self, self._stretch(expected))
-        settled = expected >= MANY and not company.drafting
-        if settled or (expected > 1 and not any_length):
+        if expected >= MANY and not company.drafting:
+            return max(most, IN_FULL_BATCH)
+        if expected > 1 and not any_length:
             return most
+        if expected > 1 and company.drafting:
+            return 1
         return min((1 if any_length else 2) << self._plain, most)
 
     def _stretch(self, sequences: int) -> int:

@@ -623,8 +623,13 @@ class Engine:
 
     def _forward(self, served: list[Running]) -> Sequence[object]:
         """Run one model once for all who ask it, and turn what they read into laws."""
-        logits_RV = self._run_parts(host_of(served[0]))
+        host = host_of(served[0])
+        logits_RV = self._run_parts(host)
         whole = [part.one for part in self._parts if part.is_whole]
+        if len(whole) == len(served) and self.rules.runs_plainly(host.device):
+            drawn = self._draw_next_tokens(served, logits_RV)
+            if drawn is not None:
+                return drawn
         if len(whole) < len(served):
             reads = [part.plan.read_count for part in self._parts]
             asked = np.repeat([part.is_whole for part in self._parts], reads)
@@ -703,14 +708,14 @@ class Engine:
         logits_RV = prefetched.logits_of(served)
         if isinstance(prefetched, LookPrefetch):
             self._drawn = prefetched.drawn
-        drawn = self._draw_next_tokens(served, logits_RV)
+        drawn = self._draw_next_tokens(served, logits_RV, in_step=True)
         return self._answers(served, logits_RV) if drawn is None else drawn
 
     def _draw_next_tokens(
-        self, served: list[Running], logits_RV: Tensor
+        self, served: list[Running], logits_RV: Tensor, in_step: bool = False
     ) -> Sequence[object] | None:
         """Draw at once what nearly all ask for, a token each. None if somebody asks for more, or a
-        draw would be the first of its kind."""
+        draw would be the first of its kind. `in_step`: the forward began ahead."""
         if not all(map(asks_for_token, served)):
             return None
         began = time.perf_counter()
@@ -724,7 +729,7 @@ class Engine:
             one.last_question = question_of(one)
         self.watch.drawing()
         answers: list[object] = [None] * len(served)
-        self._arrive(served, answers, [(range(len(served)), applied)], in_step=True)
+        self._arrive(served, answers, [(range(len(served)), applied)], in_step)
         for one, answer in zip(served, answers):
             if isinstance(answer, NoOutcome):  # else it counts when its method goes on
                 one.count_answered()

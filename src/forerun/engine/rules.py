@@ -28,8 +28,15 @@ from forerun.engine.graphs import capture_graph, capturing_alone, current_device
 from forerun.engine.pack import RuleArgument, stack
 from forerun.errors import NotAble
 from forerun.probability.acceptance import Sampler, sample_token
-from forerun.probability.certain import CERTAIN, CERTAIN_TOGETHER, choices
-from forerun.probability.logits import MaskedLogits, Warp, Warps, likeliest, model_laws
+from forerun.probability.certain import CERTAIN, CERTAIN_TOGETHER, certain_token, choices
+from forerun.probability.logits import (
+    MaskedLogits,
+    Warp,
+    Warps,
+    likeliest,
+    model_laws,
+    row_laws,
+)
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
@@ -202,8 +209,15 @@ class Rules:
         with current_device(last.device):
             return ran.program.run_again(last.count, logits_RV, late)
 
+    def runs_plainly(self, device: torch.device) -> bool:
+        """Is there nothing to capture: do rules run by their plain code, drawing by noise?"""
+        return self.by_noise and device.type == "cpu" and not self._graphs
+
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
         """One token for each of many, by a program that is there; None if there is none."""
+        if self.runs_plainly(draws.device):
+            self.is_warm = True
+            return draws.apply_plain(self._sampler)
         size = draws.size(self._warps) if self.by_noise else None
         program = None if size is None else self.programs.get(size)
         if size is None or program is None:
@@ -338,6 +352,15 @@ class TokenDraws:
     @property
     def noise(self) -> list[tuple[int, int]]:
         return [(seq.noise_key, seq.draws) for seq in self.seqs]
+
+    def apply_plain(self, sampler: MakeSampler) -> Applied:
+        """Draw by the rule's plain code, or at temperature 0 what is certain."""
+        logits_RV = MaskedLogits(self.logits_RV, self.masks_RW).applied()
+        samplings = [seq.history.sampling for seq in self.seqs]
+        if not any(sampling.temperature for sampling in samplings):
+            return Decided([certain_token([one]) for one in choices(logits_RV)], self.device)
+        packed = PackedOutcome(sample_token(row_laws(logits_RV, samplings), sampler(self.noise)))
+        return Applied(packed, len(self.seqs), HostCopy(packed.tensor))
 
     def size(self, warps: Warps) -> ProgramSize | None:
         """The size that holds them, as `ProgramSize.of` has it."""

@@ -66,7 +66,7 @@ class Turn:
         found = [self._found(one) for one in self._waiting if self._may_go_on(one)]
         reading = {each.one for each in found if each.unread > FEW}
         left = ALONE
-        if self._somebody_writes(reading):
+        if reading and self._somebody_writes(reading):
             writing = [each.rows for each in found if each.unread <= FEW]
             behind = max(0, len(reading) - 1)  # the first one
             company = sum(writing) + behind * max(writing, default=1)

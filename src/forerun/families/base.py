@@ -221,11 +221,11 @@ class ChainScorer(ModelHandle):
         answer = await (several or self._one(seq))
         return answer.tokens if isinstance(answer, Written) else [answer.token]
 
-    def writes_several(self, seq: Canvas) -> bool:
-        """Does `write` give so many tokens at a time and no other number, but one beside others who
-        ask for less? Then to choose before each of those would take longer than they do."""
-        token_by_token = seq.history.edits_logits or seq.logprobs.wanted
-        return not token_by_token and not self.host.writes_any_length
+    def writes_token_by_token(self, seq: Canvas) -> bool:
+        """Is something looked at behind every token? Elsewhere `write` may give several at a time,
+        or one beside others who ask for less; to choose before each of those would take longer than
+        they do."""
+        return seq.history.edits_logits or seq.logprobs.wanted
 
     def _several(self, seq: Canvas, most: int | None) -> Continuation | None:
         k = self.host.at_once

@@ -47,7 +47,7 @@ async def auto(
                     source.learn(len(draft), accepted)
                     continue
                 most = chooser.text_length
-                unasked = most if target.writes_several(seq) else 1
+                unasked = 1 if target.writes_token_by_token(seq) else most
             written = await target.write(seq, most)
             for token in written:
                 if not seq.done:
