@@ -2,6 +2,7 @@
 
     python bench/cpu.py load|perplexity|decode|rows|methods --model FILE.gguf [--draft FILE.gguf]
     python bench/cpu.py outside --model zoo:ar     # what a step takes outside of the forward
+    python bench/cpu.py zoo --model zoo:ar         # its methods over ar, and by forwards alone
     python bench/cpu.py write          # docs/speed.md from docs/cpu.json
 
 `--cpu-time` counts the processor's seconds of one thread: for a machine that others use, too.
@@ -35,6 +36,7 @@ import torch
 import forerun
 from forerun.backbones.measure import _processor
 from forerun.engine.pack import Batch
+from forerun.evaluate.prompts import CODE
 from forerun.sequence.rows import Plan, causal_rows
 
 OUT = Path("docs/cpu.json")
@@ -44,7 +46,14 @@ PROMPT = 128  # tokens that are read
 TOKENS = 32  # that are written
 ROWS = (1, 8, 32)
 KINDS = (None, "int8", "int4")
-PARTS = ["decode", "rows", "methods", "outside", "load", "perplexity"]  # as they are shown
+PARTS = ["decode", "rows", "methods", "outside", "zoo", "load", "perplexity"]  # as they are shown
+ZOO: dict[str, dict[str, str]] = {
+    "ar": {},
+    "auto": {},
+    "lookup": {},
+    "speculative": {"draft": "zoo:drafter"},
+    "specdiff": {"draft": "zoo:masked"},
+}
 PATIENCE = 10.0  # seconds for reading: bfloat16 takes minutes on a processor without it
 CPU = torch.device("cpu")
 MOST_STOLEN = 0.03  # of the processors' time, by other machines on the same host
@@ -360,14 +369,19 @@ def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     return run_timed
 
 
+def time_forwards(backbone: Any, spent: list[float]) -> None:
+    """Add up what forwards take, and launches that write several tokens."""
+    for name in ("forward", "write_likeliest"):
+        if hasattr(backbone, name):
+            setattr(backbone, name, timed(getattr(backbone, name), spent))
+
+
 def part_outside(file: str, tokens: int = 128) -> dict[str, float]:
     """Microseconds of a token at batch 1, and of those outside of the forward."""
     found = {}
     with load(file, None, lanes=1) as model:
-        backbone: Any = model.backbone
         spent = [0.0]
-        for name in ("forward", "write_likeliest"):  # one, or several of plain text in one call
-            setattr(backbone, name, timed(getattr(backbone, name), spent))
+        time_forwards(model.backbone, spent)
         turns = []
         for _ in range(7):
             spent[0] = 0.0
@@ -405,6 +419,41 @@ def part_methods(
         if only is None or only in name:
             found[name] = race(model, prompts[task], method, options)
             print(name, found[name], flush=True)
+    return found
+
+
+def part_zoo(file: str, tokens: int = 64) -> dict[str, dict[str, float]]:
+    """Methods over ar, greedy, taking turns; and what that would be if nothing but forwards took
+    time. Every prompt is read before."""
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in ZOO}
+    tokens_per_forward: dict[str, float] = {}
+    with load(file, None, lanes=1) as model:
+        spent = [0.0]
+        for name, options in ZOO.items():
+            model.generate(CODE[0], method=name, max_tokens=tokens, **options)
+        for backbone in (model.backbone, *(draft.backbone for draft in model._draft_hosts)):
+            time_forwards(backbone, spent)
+        for _ in range(9):
+            for name, options in ZOO.items():
+                spent[0] = 0.0
+                start = clock()
+                each = [
+                    model.generate(text, method=name, max_tokens=tokens, ignore_eos=True, **options)
+                    for text in CODE
+                ]
+                turns[name].append((clock() - start, spent[0]))
+                forwards = sum(result.stats.forwards for result in each)
+                tokens_per_forward[name] = tokens * len(CODE) / forwards
+    plain = statistics.median(seconds for seconds, _ in turns["ar"][2:])
+    found = {}
+    for name in ZOO:
+        whole, inside = (statistics.median(column) for column in zip(*turns[name][2:]))
+        found[name] = {
+            "tokens/s": round(tokens * len(CODE) / whole),
+            "over ar": round(plain / whole, 2),
+            "by forwards alone": round(plain / inside, 2),
+            "tokens per forward": round(tokens_per_forward[name], 2),
+        }
     return found
 
 
@@ -528,6 +577,7 @@ def main() -> None:
         "decode": lambda: part_decode(flags.model, flags.only, flags.vllm),
         "rows": lambda: part_rows(flags.model),
         "outside": lambda: part_outside(flags.model),
+        "zoo": lambda: part_zoo(flags.model),
         "methods": lambda: part_methods(flags.model, flags.draft, flags.quantize, flags.only),
     }
     before = stolen()

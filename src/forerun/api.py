@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -961,16 +960,14 @@ class Model:
         self._draft_hosts[model] = (family, host)
 
     def _loaded_draft(self, name: str, greedy: bool) -> Model:
-        looks_into = names_drafter(name)
-        key = (name, None if looks_into else self._draft_bits(greedy))
-        if key not in self._draft_models and looks_into:
-            self._draft_models[key] = self._feature_drafter(name)
-        elif key not in self._draft_models:
-            try:
-                self._draft_models[key] = self._load_draft(*key)
-            except ForerunError as error:
-                raise type(error)(f"draft={name!r}: {error}") from error
-        return self._draft_models[key]
+        if names_drafter(name):
+            if (name, None) not in self._draft_models:
+                self._draft_models[name, None] = self._feature_drafter(name)
+            return self._draft_models[name, None]
+        try:
+            return self._in_bits(name, self._draft_bits(greedy))
+        except ForerunError as error:
+            raise type(error)(f"draft={name!r}: {error}") from error
 
     def _draft_bits(self, greedy: bool) -> str | None:
         """How a draft model is quantised: as its target is. On a CPU in 8 bits at most, where that
@@ -981,16 +978,22 @@ class Model:
             return "int8"
         return quantize
 
-    def _load_draft(self, name: str, quantize: str | None) -> Model:
+    def _in_bits(self, name: str, quantize: str | None) -> Model:
         """A draft model on the target's device, in its numbers: in float32 it would cost more than
-        the target that it drafts for. Quantised where it can be."""
-        where = str(self.backbone.device)
+        the target that it drafts for. Quantised where it can be, and loaded once."""
+        key = (name, quantize)
+        if key in self._draft_models:
+            return self._draft_models[key]
         numbers = self.backbone.dtype
         dtype = str(numbers).removeprefix("torch.") if numbers.itemsize == 2 else None
-        if quantize is not None:
-            with suppress(NotAble):
-                return load(name, device=where, dtype=dtype, lanes=1, quantize=quantize)
-        return load(name, device=where, dtype=dtype, lanes=1)
+        how: dict[str, Any] = dict(device=str(self.backbone.device), dtype=dtype, lanes=1)
+        try:
+            self._draft_models[key] = load(name, **how, quantize=quantize)
+        except NotAble:
+            if quantize is None:
+                raise
+            self._draft_models[key] = self._in_bits(name, None)
+        return self._draft_models[key]
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         """The text of some tokens; with `special`, also of those that stand for no text."""

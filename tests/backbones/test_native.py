@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -297,6 +298,14 @@ def test_a_draft_model_that_is_named_is_kept_in_8_bits_where_that_changes_no_tex
     assert bits_of_drafts(few_bits) == ["int4"]
 
 
+def test_a_draft_model_that_cannot_be_quantised_is_one_for_all():
+    model = loaded(None)
+    for temperature in (0.0, 1.0):
+        how = dict(method="speculative", draft="tiny:gpt2:3", temperature=temperature)
+        model.generate([1, 2, 3], max_tokens=4, **how)
+    assert len(model._draft_hosts) == 1 and len(model.engine.hosts) == 2
+
+
 def bits_of_drafts(model):
     return [draft.backbone.quantize for draft in model._draft_hosts]
 
@@ -334,6 +343,17 @@ class TestWithout:
         monkeypatch.setenv("CXX", "false")
         self.absent(monkeypatch, tmp_path, "does not compile")
         assert not list(tmp_path.rglob("*.so"))
+
+    def test_a_compiler_that_does_not_know_a_flag(self, monkeypatch, tmp_path):
+        strict = tmp_path / "strict"
+        strict.write_text(
+            f'#!/bin/sh\ncase "$*" in *-loops*) exit 1;; esac\nexec {shutil.which("c++")} "$@"\n'
+        )
+        strict.chmod(0o755)
+        monkeypatch.setenv("CXX", str(strict))
+        monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+        native.compiled_in.cache_clear()
+        assert native.library() is not None
 
     def test_a_file_that_is_no_library(self, monkeypatch, tmp_path):
         monkeypatch.setattr(native, "_compile", lambda file: file.write_bytes(b"nothing"))

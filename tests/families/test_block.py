@@ -308,6 +308,10 @@ def test_a_static_schedule_takes_its_steps_and_a_dynamic_one_its_threshold(kind)
         list(range(8)), method="block", schedule="static", steps=4, max_tokens=16, ignore_eos=True
     )
     assert four.stats.forwards == (10 if alone else 8)
+    for steps in (1, 3, 5, 7):
+        how = dict(method="block", schedule="static", steps=steps, max_tokens=16)
+        found = m.generate(list(range(8)), ignore_eos=True, **how)
+        assert found.stats.forwards == 2 * (steps + alone)
     everything = m.generate(
         list(range(8)), method="block", threshold=0.0, max_tokens=16, ignore_eos=True
     )

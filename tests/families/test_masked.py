@@ -295,6 +295,16 @@ def test_a_draft_in_order_of_confidence_is_approximate_and_greedy_exact():
     assert fast[0].guarantee == "approximate"
 
 
+def test_every_block_takes_its_steps():
+    """As LLaDA counts them: of the blanks of each block, the first forwards decide one more."""
+    m = model("masked")
+    for length, block, steps, forwards in ((16, 8, 3, 6), (20, 16, 4, 8), (12, 5, 9, 12)):
+        how = dict(method="steps", block=block, steps=steps, max_tokens=length, ignore_eos=True)
+        assert m.generate([1, 2, 3], **how).stats.forwards == forwards
+    found = m.generate([1, 2, 3], method="steps", block=8, steps=3, max_tokens=8, ignore_eos=True)
+    assert [len(event.tokens) for event in found.trace] == [3, 3, 2]
+
+
 @pytest.mark.parametrize(
     "options, said",
     [

@@ -33,7 +33,7 @@ PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
 PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 TOO_MANY = 16  # from which on even a text's first looks do
-IN_FULL_BATCH = 4  # tokens between two choices at least, where nobody drafts
+IN_FULL_BATCH = 4  # tokens between two choices on a CPU, where nobody drafts
 YOUNG = 3  # choices of a text, the first of which looks at nothing
 
 
@@ -86,7 +86,7 @@ class BatchChooser:
     def text_length(self) -> int:
         """Tokens that are written without a choice in between, as many as costs say at most:
         twice as many with every choice that nobody drafts. In a full batch it is enough that nobody
-        wants to; and where a launch has one length, a batch writes it whole, or all would wait for
+        just did; and where a launch has one length, a batch writes it whole, or all would wait for
         the one that does not. Where tokens come one by one, all choose in the same steps: drafts
         cost those beside them as much as those who draft."""
         if self._waited:  # for this one step, and drafts in the next
@@ -98,19 +98,22 @@ class BatchChooser:
         expected = max(company.sequences, self.costs.sequences if self.costs.shared else 1)
         if self.costs.begins_ahead and expected > 1:
             return company.until_next_choice(self, self._stretch(expected))
-        if expected >= MANY and not company.drafting:
-            return max(most, IN_FULL_BATCH)
+        if expected >= MANY and not company.just_drafted:
+            return most if most > 1 else company.until_next_choice(self, self._stretch(expected))
         if expected > 1 and not any_length:
             return most
-        if expected > 1 and company.drafting:
+        if expected > 1 and company.just_drafted:
             return 1
         return min((1 if any_length else 2) << self._plain, most)
 
     def _stretch(self, sequences: int) -> int:
         """Tokens of plain text that all write before they choose again."""
         usual = self.costs.between_choices
-        patient = sequences >= MANY and self.costs.begins_ahead
-        return usual * self._company.patience if patient else usual
+        if sequences < MANY:
+            return usual
+        if self.costs.begins_ahead:
+            return usual * self._company.patience
+        return usual if usual > 1 else IN_FULL_BATCH * self._company.patience
 
     def prospects(self) -> Prospects:
         """What may come of drafts in this step, as far as it looked of late."""

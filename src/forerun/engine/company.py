@@ -131,13 +131,18 @@ class Company:
         self._since = 0
         self._in_vain = 0
 
+    @property
+    def just_drafted(self) -> bool:
+        """Did somebody draft in this step or the last?"""
+        return self.step - self._drafted <= 1
+
     def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
         somebody drafts, one."""
         self._waits = True
         known = member.seq.known
         tokens = 1
-        if self.step - self._drafted > 1:
+        if not self.just_drafted:
             tokens = self._left_of_stretch(member) or most
         self._stretch = max(self._stretch, tokens)
         member.stretch_end = known + tokens

@@ -214,7 +214,8 @@ class Rules:
         return self.by_noise and device.type == "cpu" and not self._graphs
 
     def draw_tokens(self, draws: TokenDraws) -> Applied | None:
-        """One token for each of many, by a program that is there; None if there is none."""
+        """One token for each of many: by the plain code where nothing is captured, else by a
+        program; None if that is not there yet."""
         if self.runs_plainly(draws.device):
             self.is_warm = True
             return draws.apply_plain(self._sampler)

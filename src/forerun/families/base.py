@@ -222,10 +222,8 @@ class ChainScorer(ModelHandle):
         return answer.tokens if isinstance(answer, Written) else [answer.token]
 
     def writes_token_by_token(self, seq: Canvas) -> bool:
-        """Is something looked at behind every token? Elsewhere `write` may give several at a time,
-        or one beside others who ask for less; to choose before each of those would take longer than
-        they do."""
-        return seq.history.edits_logits or seq.logprobs.wanted
+        """Is something looked at behind every token, so that `write` never gives several?"""
+        return seq.history.edits_logits or seq.logprobs.wanted or seq.recorder is not None
 
     def _several(self, seq: Canvas, most: int | None) -> Continuation | None:
         k = self.host.at_once

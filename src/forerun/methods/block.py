@@ -67,7 +67,9 @@ class BlockDecodingOptions(EditingOptions):
     )
     steps: int | None = field(
         default=None,
-        metadata={"help": "static: forwards per block; default: one per token"},
+        metadata={
+            "help": "static: forwards per block of which nothing is given; default: one per token"
+        },
     )
 
     def __post_init__(self) -> None:
@@ -88,8 +90,14 @@ class BlockDecodingOptions(EditingOptions):
         if self.schedule == "dynamic":
             confident = above_threshold(self.threshold)
             return lambda blanks: confident
-        shares = StepShares(order.block, self.steps or order.block)
-        return lambda blanks: most_confident(shares.next(blanks[0] // order.block))
+        shares = StepShares(self.steps)
+        size = order.block - order.begins_alone  # as a whole, whatever of it is given (SDAR)
+
+        def rule_for(blanks: list[int]) -> SelectionRule:
+            share = 1 if order.alone else shares.next(blanks[0] // order.block, size)
+            return most_confident(share)
+
+        return rule_for
 
 
 class Editor:

@@ -79,15 +79,21 @@ class StepShares:
     shares, and where that leaves some over, one more in the first ones (LLaDA's schedule, and
     SDAR's)."""
 
-    def __init__(self, blanks: int, steps: int):
-        self.least, self.larger = divmod(blanks, max(1, min(steps, blanks)))
+    def __init__(self, steps: int | None):
+        self.steps = steps  # None: one for each blank
         self.block = -1
-        self.forwards = 0  # of that block
+        self.least = self.larger = 0  # share, and how many forwards have one more
+        self.forwards = 0  # of this block
 
-    def next(self, block: int) -> int:
-        """The share of the next forward, which is about this block."""
-        self.forwards = self.forwards + 1 if block == self.block else 1
-        self.block = block
+    def next(self, block: int, blanks: int) -> int:
+        """The share of the next forward, which is about this block; it had so many blanks when it
+        began."""
+        if block != self.block:
+            steps = blanks if self.steps is None else min(self.steps, blanks)
+            self.least, self.larger = divmod(blanks, steps)
+            self.block = block
+            self.forwards = 0
+        self.forwards += 1
         return self.least + (self.forwards <= self.larger)
 
 

@@ -96,10 +96,11 @@ async def steps(seq: Canvas, target: CanvasFiller, options: StepsOptions) -> Non
     """A fixed number of forwards per block, each deciding its share of the most confident
     blanks."""
     order = CanvasBlockOrder(seq, target, options)
-    shares = StepShares(min(options.block, len(seq.blanks)), options.steps)
+    shares = StepShares(options.steps)
 
     def rule_for(blanks: list[int]) -> SelectionRule:
-        return most_confident(shares.next(order.number(blanks[0])), options.order)
+        share = shares.next(order.number(blanks[0]), len(blanks))
+        return most_confident(share, options.order)
 
     await decode(seq, order, rule_for)
 
