@@ -1,6 +1,6 @@
 """Products and forwards on a CPU in C++ (`forward.cpp`), where a compiler is found.
 
-It is compiled once per machine, in three seconds, into the folder where what was measured is kept.
+It is compiled once per machine, in some seconds, into the folder where what was measured is kept.
 Without a compiler, or where nothing is kept, torch's own operations serve.
 
 T rows, I inputs, O outputs, G groups of inputs, R rows read, V vocabulary.
