@@ -145,6 +145,16 @@ class TestResuming:
         evaluation(tmp_path, style=Style(temperature=0.5)).run(choices("ar", "lookahead"))
         assert len(list(tmp_path.glob("*.jsonl"))) == 4
 
+    def test_weights_in_other_bits_are_another_file(self, tmp_path):
+        """A quantised model is a model of its own, whatever its checkpoint is called."""
+        bits = (None, "int8", "int4")
+        models = [forerun.load("tiny:llama", lanes=2, quantize=each) for each in bits]
+        files = [evaluation(tmp_path, m).run(choices("ar"))[0] for m in models]
+        assert [one.settings["dtype"] for one in files] == [
+            "float32", "float32 in int8", "float32 in int4"
+        ]  # fmt: skip
+        assert len({one.file for one in files}) == 3
+
     def test_fewer_items_are_reported_as_fewer(self, tmp_path):
         evaluation(tmp_path).run(choices("ar"))
         files = evaluation(tmp_path, questions=items(2)).run(choices("ar"))
@@ -171,6 +181,7 @@ class TestResuming:
 
     def test_an_interrupt_keeps_what_was_answered(self, tmp_path):
         m = fresh(lanes=1)
+        many = items(40)  # the engine goes on while this is told
         told = []
 
         def interrupt(done, total):
@@ -179,15 +190,15 @@ class TestResuming:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            evaluation(tmp_path, m).run(choices("ar"), interrupt)
+            evaluation(tmp_path, m, many).run(choices("ar"), interrupt)
         kept = [line["item"] for line in lines(tmp_path)]
-        assert 2 <= len(kept) < 6 and told[-1][1] == 6
+        assert 2 <= len(kept) < 40 and told[-1][1] == 40
         settled(m)
-        [file] = evaluation(tmp_path, m).run(choices("ar"))
+        [file] = evaluation(tmp_path, m, many).run(choices("ar"))
         every = [line["item"] for line in lines(tmp_path)]
-        assert every[: len(kept)] == kept and sorted(every) == sorted(map(str, range(6)))
-        assert len(file.scores) == 6
-        [whole] = evaluation(tmp_path / "whole", m).run(choices("ar"))
+        assert every[: len(kept)] == kept and sorted(every) == sorted(map(str, range(40)))
+        assert len(file.scores) == 40
+        [whole] = evaluation(tmp_path / "whole", m, many).run(choices("ar"))
         texts = {key: record.answer.text for key, record in file.records.items()}
         assert texts == {key: record.answer.text for key, record in whole.records.items()}
 

@@ -110,7 +110,7 @@ class Evaluation:
             "checkpoint": model.name,
             "weights": weights_stamp(model.name),
             "family": model.family.name,
-            "dtype": str(model.backbone.dtype).removeprefix("torch."),
+            "dtype": str(model.backbone.dtype).removeprefix("torch.") + model.weights,
             "device": model.backbone.device.type,
             "method": LIKELIHOOD if choice is None else choice.label,
             "lanes": model.lanes,

@@ -123,7 +123,7 @@ class ForerunLM(TemplateLM):
         return {
             "checkpoint": self.model.name,
             "family": self.model.family.name,
-            "model_dtype": str(self.model.backbone.dtype),
+            "model_dtype": str(self.model.backbone.dtype) + self.model.weights,
             "method": self.method,
             "log_likelihood": self.likelihood.meaning,
         }
