@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -97,6 +99,16 @@ def test_who_asks_while_it_is_compiled_waits_for_it(monkeypatch, tmp_path):
     native.begin_compiling(torch.float32, None)
     assert native.library() is not None
     assert native.library() is native.library() and len(compiled) == 1
+
+
+def test_a_program_that_ends_meanwhile_ends_as_it_should(tmp_path, folder):
+    """Its checkpoint is not there, say: with an empty cache, and with one that has it."""
+    for cache in (tmp_path, folder):
+        done = subprocess.run(
+            [sys.executable, "-c", "import forerun; forerun.load('/no/such')"],
+            env={**os.environ, "FORERUN_CACHE": str(cache)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 1 and "no directory" in done.stderr, done.stderr
 
 
 @pytest.fixture

@@ -67,9 +67,7 @@ class BlockDecodingOptions(EditingOptions):
     )
     steps: int | None = field(
         default=None,
-        metadata={
-            "help": "static: forwards per block of which nothing is given; default: one per token"
-        },
+        metadata={"help": "static: forwards for a whole block; default: one per token"},
     )
 
     def __post_init__(self) -> None:

@@ -134,9 +134,18 @@ def _compiled_in(folder: Path | None) -> Compiled:
 
 def begin_compiling(dtype: torch.dtype | None, quantize: str | None) -> None:
     """Have it compiled while a checkpoint is read that may need it."""
-    if dtype != torch.float32 and not quantize:
+    if dtype == torch.float32 or quantize:
+        threading.Thread(target=_compile_ahead, args=(cache_folder(),), daemon=True).start()
+
+
+def _compile_ahead(folder: Path | None) -> None:
+    """Only that: a program that ends meanwhile stops this thread wherever it is, which torch, if it
+    were called here, would not survive. What goes wrong is said to whoever needs it."""
+    if folder is None or (file := _file_in(folder)).exists():
         return
-    threading.Thread(target=_compiled_in, args=(cache_folder(),), daemon=True).start()
+    with _compiling, suppress(OSError, subprocess.SubprocessError):
+        if not file.exists():
+            _compile(file)
 
 
 def _forget_who_compiles() -> None:
@@ -153,9 +162,7 @@ if hasattr(os, "register_at_fork"):
 def compiled_in(folder: Path | None) -> Compiled:
     if folder is None:
         return Compiled(None, "not compiled: FORERUN_CACHE=off keeps nothing")
-    compiled_for = " ".join([*FLAGS, machine(), instruction_sets()])
-    key = hashlib.sha256(SOURCE.read_bytes() + compiled_for.encode()).hexdigest()
-    file = folder / "native" / f"{key[:16]}.so"
+    file = _file_in(folder)
     try:
         if not file.exists():
             _compile(file)
@@ -166,6 +173,12 @@ def compiled_in(folder: Path | None) -> Compiled:
         log.warning("products in C++ are not used: %s multiplies wrongly.", file)
         return Compiled(None, f"{file} multiplies wrongly")
     return Compiled(found, f"compiled, {file}")
+
+
+def _file_in(folder: Path) -> Path:
+    compiled_for = " ".join([*FLAGS, machine(), instruction_sets()])
+    key = hashlib.sha256(SOURCE.read_bytes() + compiled_for.encode()).hexdigest()
+    return folder / "native" / f"{key[:16]}.so"
 
 
 def _typed(found: Any) -> Any:
