@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +100,20 @@ def test_who_asks_while_it_is_compiled_waits_for_it(monkeypatch, tmp_path):
     native.begin_compiling(torch.float32, None)
     assert native.library() is not None
     assert native.library() is native.library() and len(compiled) == 1
+
+
+def test_what_is_compiled_ahead_is_loaded_by_whoever_needs_it(monkeypatch, tmp_path):
+    """A program that ends stops its threads wherever they are: one in torch would take it down."""
+    tried = []
+    monkeypatch.setattr(native, "_is_right", lambda functions: tried.append(functions) or True)
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
+    native.compiled_in.cache_clear()
+    before = set(threading.enumerate())
+    native.begin_compiling(torch.float32, None)
+    for one in set(threading.enumerate()) - before:
+        one.join()
+    assert list(tmp_path.rglob("*.so")) and not tried
+    assert native.library() is not None and tried
 
 
 def test_a_program_that_ends_meanwhile_ends_as_it_should(tmp_path, folder):
