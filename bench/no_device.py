@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.api import Model
+from forerun.drafters.lookup import continuation
 from forerun.engine import graphs
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
@@ -34,11 +36,13 @@ from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
+from forerun.engine.prefetch_copies import CopyPrefetch
+from forerun.engine.prefetch_looks import Verdicts
 from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.families.base import Family
 from forerun.families.causal import Causal
 from forerun.families.features import Features
-from forerun.probability.acceptance import sample_token
+from forerun.probability.acceptance import matching, sample_token
 from forerun.probability.outcomes import (
     JacobiStep,
     Outcome,
@@ -270,6 +274,30 @@ class NoContinuations(Continuations):
         return None if known is None else ScriptedProgram(known, seqs, self._script)
 
 
+SEARCH = CopyPrefetch._copies
+
+
+def copies_as_written(script: Script) -> Callable[[CopyPrefetch, Verdicts], Tensor]:
+    """What a device would find in the texts as they are written down, after as much work."""
+
+    def found(self: CopyPrefetch, verdicts: Verdicts) -> Tensor:
+        if self.host.device.type == "meta":
+            drafts_BK = torch.zeros(len(self.running), max(self.lengths), dtype=torch.long)
+        else:
+            drafts_BK = SEARCH(self, verdicts)
+        with script.timed():
+            for draft_K, one, judged in zip(drafts_BK, self.running, self.judged):
+                verdict = script.outcome(Draw(matching, (judged,), one.seq), Verdict)
+                assert isinstance(verdict, Verdict) and one.seq.copies is not None
+                new = [*judged[: verdict.accepted], verdict.token]
+                text = np.array([*one.seq.text, *new], np.int32)
+                copied = continuation(text, one.seq.copies.run, len(draft_K))
+                draft_K[:] = torch.tensor(copied or [-1] * len(draft_K))
+        return drafts_BK
+
+    return found
+
+
 def without_device(host: Host, engine: Engine, script: Script) -> None:
     """Have a host do what it would do for a GPU."""
     backbone = host.backbone
@@ -310,6 +338,7 @@ def model_without_device(
     engine.prefetches = True
     engine.watch.now = clock.now
     model.driver = InCaller(engine)
+    CopyPrefetch._copies = copies_as_written(script)  # type: ignore[method-assign]
     without_device(model.host, engine, script)
     graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
     if draft is None:

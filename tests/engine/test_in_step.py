@@ -165,7 +165,7 @@ def test_what_is_written_instead_is_answered(either_way, monkeypatch):
 
 
 def test_a_draw_of_many_has_the_size_that_a_batch_of_them_has(monkeypatch):
-    monkeypatch.setattr(Rules, "runs_plainly", lambda self, device: False)
+    monkeypatch.setattr(Engine, "_draw_at_once", lambda *_, **__: None)
     m = stepped(fresh(lanes=3))
     jobs = m.submit(PROMPTS[:3], method="ar", max_tokens=4, temperature=0.7, top_p=0.9)
     m.engine.step()  # now all wait for a draw

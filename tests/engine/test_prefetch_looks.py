@@ -17,9 +17,8 @@ from forerun.engine import graphs, prefetch_looks, rules
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch, MovesOn
 from forerun.methods import speculative
-from forerun.probability.acceptance import matching
 from forerun.probability.markov import draw_chain
-from forerun.sequence.canvas import Draw
+from forerun.probability.outcomes import Verdict
 from tests.drafters.test_features import make_drafter
 from tests.engine import test_prefetch_drafts
 from tests.helpers import PROMPTS, stepped
@@ -275,7 +274,7 @@ def test_who_joins_in_the_midst_changes_nothing(begun, agreeing, tmp_path):
 
 
 @pytest.mark.parametrize("whose", ["target", "drafter"])
-def test_lost_pages_are_not_begun_ahead_from(whose, begun, agreeing, drafts, tmp_path):
+def test_lost_pages_are_not_begun_ahead_from(whose, begun, agreeing, drafts, tmp_path, monkeypatch):
     """Whoever's slots no longer hold the text: nothing is foreseen, and drafts stay as they are."""
     make_drafter(tmp_path, markov_rank=3)
     decode(tmp_path, 1, LONG[:1], temperature=0)
@@ -284,21 +283,22 @@ def test_lost_pages_are_not_begun_ahead_from(whose, begun, agreeing, drafts, tmp
     m = forerun.load("tiny:llama", lanes=1, max_context=128, graphs=True)
     stepped(m)
     how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=40, ignore_eos=True)
+    arrive = Engine._arrive
+    lost = []
+
+    def losing(self, served, answers, applied, *rest):
+        loses = applied[0][1].type is Verdict and served[0].seq.known % 3 == 0
+        if loses:
+            self.hosts[0 if whose == "target" else 1].memos[0].release()
+        arrive(self, served, answers, applied, *rest)
+        if loses:
+            assert not isinstance(self._prefetched, LookPrefetch)
+            lost.append(served[0].seq.known)
+
+    monkeypatch.setattr(Engine, "_arrive", losing)
     job = m.submit(LONG[0], temperature=0, **how)
-    lost = 0
-    while m.engine.busy:
-        m.engine.step()
-        one = m.engine.running[0] if m.engine.running else None
-        judged = one and isinstance(one.waits_for, Draw) and one.waits_for.rule is matching
-        if judged and one.seq.known % 3 == 0:
-            host = m.engine.hosts[0 if whose == "target" else 1]
-            host.memos[0].release()
-            begun.clear()
-            m.engine.step()
-            assert not isinstance(m.engine._prefetched, LookPrefetch)
-            lost += 1
-    [result] = job.results()
-    assert lost and result.error is None
+    m.engine.run()
+    assert lost and job.results()[0].error is None
     again = [(right[str(text)], tokens) for text, tokens, _ in drafts if str(text) in right]
     assert len(again) > 2 and all(one == other or not other for one, other in again)
 

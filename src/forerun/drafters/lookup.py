@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.drafters.base import Draft
 from forerun.options import check_flag, check_whole
-from forerun.sequence.canvas import Canvas
+from forerun.sequence.canvas import Canvas, Copies
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,11 @@ class LookupDrafter:
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         count = min(k, self._adapted(seq)) if self.adapt else k
-        tokens = seq.up_to_end(continuation(seq.text, self.ngram, count))
+        seq.copies = Copies(self.ngram, count)
+        found = seq.begun_draft()
+        if found is None:
+            found = continuation(seq.text, self.ngram, count)
+        tokens = seq.up_to_end(found[:k])
         return Draft(seq.next(len(tokens)), tokens)
 
     @staticmethod

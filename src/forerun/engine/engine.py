@@ -32,6 +32,7 @@ from forerun.engine.pace import Pace
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PAGE, PageShape, pages_for
 from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee, hides_host
+from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
@@ -446,18 +447,33 @@ class Engine:
         ticket.on_change()
 
     def _draw(self, served: list[Running]) -> Sequence[object]:
-        """Answer all draws, one batch per kind of rule. All outcomes come to the host together."""
+        """Answer all draws. Who wants just what was drawn ahead gets that."""
         began = time.perf_counter()
         draws = [draw_of(one) for one in served]
-        answers: list[object] = [None] * len(served)
-        applied: list[tuple[list[int], Applied]] = []
-        early = self._take_drawn_ahead(served, applied)
-        if not early:
-            self.watch.drawing()
         for one, draw in zip(served, draws):
             if one.looked is not None and one.last_question is one.looked:
                 one.drew = draw
-        for members in by_kind(draws, [i for i in range(len(draws)) if i not in early]):
+        early = self._take_drawn_ahead(served)
+        return self._decide(served, draws, began, early)
+
+    def _decide(
+        self,
+        served: list[Running],
+        draws: Sequence[Draw[Any]],
+        began: float,
+        early: tuple[list[int], Applied] | None = None,
+        in_step: bool = False,
+    ) -> list[object]:
+        """Apply rules, one batch per kind of them; some were applied `early`. All outcomes come to
+        the host together."""
+        answers: list[object] = [None] * len(served)
+        applied = [] if early is None else [early]
+        if early is None:
+            self.watch.drawing()
+        left = range(len(draws))
+        for members in by_kind(
+            draws, left if early is None else [i for i in left if i not in early[0]]
+        ):
             try:
                 applied.append((members, self.rules.apply([draws[i] for i in members])))
                 if not self.rules.is_warm:
@@ -466,23 +482,20 @@ class Engine:
                 for i in members:
                     answers[i] = error
         self.clock.rules += time.perf_counter() - began
-        self._arrive(served, answers, applied)
+        self._arrive(served, answers, applied, in_step)
         return answers
 
-    def _take_drawn_ahead(
-        self, served: list[Running], applied: list[tuple[list[int], Applied]]
-    ) -> set[int]:
-        """Who wants just what was drawn ahead gets that; and the forward about it may have begun.
-        Who that is, by index."""
+    def _take_drawn_ahead(self, served: list[Running]) -> tuple[list[int], Applied] | None:
+        """What was drawn ahead for those who want just that, and who they are, by index; the
+        forward about it may have begun."""
         drawn = self._drawn
         early = [] if drawn is None else [i for i, one in enumerate(served) if drawn.holds(one)]
         if drawn is None or not early:
             self._drop_prefetched()
-        else:
-            applied.append((early, drawn.outcomes([served[i] for i in early])))
-            self._prefetched = drawn.judging
-            self._drawn = None
-        return set(early)
+            return None
+        self._prefetched = drawn.judging
+        self._drawn = None
+        return early, drawn.outcomes([served[i] for i in early])
 
     def _arrive(
         self,
@@ -610,6 +623,8 @@ class Engine:
             return None
         if applied.type is Tokens:
             return foresee_judging(served, target)
+        if all(one.seq.copies for one in served):
+            return CopyPrefetch.guess(served, target)
         if self._drafted is not None:
             return DraftPrefetch.guess(served, self._drafted)
         return LookPrefetch.guess(served, self._looked)
@@ -626,8 +641,8 @@ class Engine:
         host = host_of(served[0])
         logits_RV = self._run_parts(host)
         whole = [part.one for part in self._parts if part.is_whole]
-        if len(whole) == len(served) and self.rules.runs_plainly(host.device):
-            drawn = self._draw_next_tokens(served, logits_RV)
+        if len(whole) == len(served):
+            drawn = self._draw_at_once(served, logits_RV)
             if drawn is not None:
                 return drawn
         if len(whole) < len(served):
@@ -708,8 +723,35 @@ class Engine:
         logits_RV = prefetched.logits_of(served)
         if isinstance(prefetched, LookPrefetch):
             self._drawn = prefetched.drawn
-        drawn = self._draw_next_tokens(served, logits_RV, in_step=True)
+        drawn = self._draw_at_once(served, logits_RV, in_step=True)
         return self._answers(served, logits_RV) if drawn is None else drawn
+
+    def _draw_at_once(
+        self, served: list[Running], logits_RV: Tensor, in_step: bool = False
+    ) -> Sequence[object] | None:
+        """Draw from what a forward has read, where that is all that anybody wants of it; else None.
+        `in_step`: the forward began ahead."""
+        if in_step or self.rules.runs_plainly(logits_RV.device):
+            drawn = self._draw_next_tokens(served, logits_RV, in_step)
+            if drawn is not None:
+                return drawn
+        if not all(map(wants_only_draw, served)):
+            return None
+        began = time.perf_counter()
+        draws = []
+        first = 0
+        for one in served:
+            question = question_of(one)
+            assert question.then is not None
+            rows = question.plan.read_count
+            draws.append(
+                question.then(PendingLaws.of(logits_RV, first, rows, one.seq.history.sampling))
+            )
+            one.last_question = question
+            first += rows
+        answers = self._decide(served, draws, began, in_step=in_step)
+        count_failed(served, answers)
+        return answers
 
     def _draw_next_tokens(
         self, served: list[Running], logits_RV: Tensor, in_step: bool = False
@@ -730,9 +772,7 @@ class Engine:
         self.watch.drawing()
         answers: list[object] = [None] * len(served)
         self._arrive(served, answers, [(range(len(served)), applied)], in_step)
-        for one, answer in zip(served, answers):
-            if isinstance(answer, NoOutcome):  # else it counts when its method goes on
-                one.count_answered()
+        count_failed(served, answers)
         return answers
 
     def _timed_forward(
@@ -797,6 +837,24 @@ def asks_for_token(one: Running) -> bool:
     seq = one.seq
     alone = seq.recorder is None and not seq.logprobs.wanted
     return alone and isinstance(one.waits_for, NextToken) and one.waits_for.reads_text
+
+
+def count_failed(served: Sequence[Running], answers: Sequence[object]) -> None:
+    """Count the forward of those whose draw failed. That of others counts when they go on."""
+    for one, answer in zip(served, answers):
+        if isinstance(answer, Exception):
+            one.count_answered()
+
+
+def wants_only_draw(one: Running) -> bool:
+    """Does it wait for what a rule says of laws, which nothing but its sampling parameters shapes
+    and nobody else looks at?"""
+    seq = one.seq
+    seen = seq.recorder is not None or seq.logprobs.wanted or seq.history.edits_logits
+    asked = one.waits_for
+    if seen or not isinstance(asked, Question) or asked.then is None:
+        return False
+    return not (asked.drafting or asked.with_model_law or asked.features)
 
 
 def looks_in_vain(one: Running) -> bool:

@@ -245,9 +245,11 @@ class StaticBatch(Batch):
             self._host_sources[:rows] = batch.sources
             self._host_sources[rows:] = 0
         if batch.moved is not None:
-            for numbers, count in zip(self._host_sequences, (rows, tiles.count)):
-                numbers[:count] = np.arange(count) // (count // len(batch.moved.steps_B))
-                numbers[count:] = len(self._steps_S) - 1
+            sequence_T = np.repeat(np.arange(len(batch.row_counts)), batch.row_counts)
+            sequence_N = sequence_T[tiles.bounds_6N[0]]
+            for numbers, own in zip(self._host_sequences, (sequence_T, sequence_N)):
+                numbers[: len(own)] = own
+                numbers[len(own) :] = len(self._steps_S) - 1
         self._device.copy_(self._host, non_blocking=True)
         if batch.drawn_T is not None:
             self.tokens_T[: len(batch.drawn_T)] = batch.drawn_T

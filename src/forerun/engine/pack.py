@@ -52,7 +52,7 @@ class Segment(NamedTuple):
 class Moved(NamedTuple):
     """How far the rows of each sequence are to be moved on, on the device."""
 
-    steps_B: Tensor  # sequences have equally many rows
+    steps_B: Tensor
     most: int  # that any of them moves
 
 

@@ -101,9 +101,27 @@ def reads_of(one: Running) -> int:
     return one.waits_for.plan.read_count
 
 
-class JudgePrefetch(PrefetchAroundDraft):
-    """The target's forward about a draft of every sequence. Drafts that turn out to be shorter,
-    because a text or a draft ends there, are judged by its first rows."""
+class JudgeBegun(PrefetchAroundDraft):
+    """A target's forward about drafts. Those that turn out to be shorter, because a text or a draft
+    ends there, are judged by its first rows."""
+
+    def matches(self, one: Running) -> bool:
+        """Does it ask about the draft that was foreseen, or its beginning?"""
+        question = one.waits_for
+        if not isinstance(question, Question) or question.host is not self.host:
+            return False
+        foreseen = self.foreseen.get(one)
+        return foreseen is not None and _begins_with(foreseen, question.plan)
+
+    def ran(self, one: Running) -> None:
+        assert isinstance(one.waits_for, Question)
+        plan = one.waits_for.plan
+        self.host.memos[one.lane].ran(plan, plan.first_read)
+        one.surprises[type(self)] = 0
+
+
+class JudgePrefetch(JudgeBegun):
+    """The target's forward about a draft of every sequence."""
 
     def __init__(self, host: Host, running: Sequence[Running], length: int):
         super().__init__(host, running)
@@ -158,20 +176,6 @@ class JudgePrefetch(PrefetchAroundDraft):
         """Rows of this draft run after this text."""
         tokens = text_and_chain(text, chain[: self.length])
         self.foreseen[one] = PlainText.of(tokens, len(text) - 1)
-
-    def matches(self, one: Running) -> bool:
-        """Does it ask about the draft that was foreseen, or its beginning?"""
-        question = one.waits_for
-        if not isinstance(question, Question) or question.host is not self.host:
-            return False
-        foreseen = self.foreseen.get(one)
-        return foreseen is not None and _begins_with(foreseen, question.plan)
-
-    def ran(self, one: Running) -> None:
-        assert isinstance(one.waits_for, Question)
-        plan = one.waits_for.plan
-        self.host.memos[one.lane].ran(plan, plan.first_read)
-        one.surprises[type(self)] = 0
 
 
 def _begins_with(foreseen: PlainText, asked: Plan) -> bool:

@@ -71,7 +71,7 @@ class Running:
         if isinstance(waited, Draw):
             self.seq.draws += 1
         elif isinstance(waited, Continuation):
-            self.seq.draws += waited.drawn
+            self.seq.draws += waited.drawn + isinstance(answer, Outcome)
             self.seq.trace.draft_forwards += waited.drawn if waited.drafting else 0
             self.seq.trace.forwards += 0 if waited.drafting else max(1, waited.drawn)
         elif waited is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -44,6 +44,20 @@ class Draw(Generic[O]):
         return (yield self)
 
 
+class Copies(NamedTuple):
+    """How the next draft is copied from the text: what followed its last tokens before."""
+
+    run: int  # of last tokens that are looked up, at most
+    length: int  # of the draft
+
+
+class Begun(NamedTuple):
+    """A draft that the engine has begun to judge."""
+
+    known: int  # tokens of the text that it follows
+    tokens: Sequence[int]
+
+
 class Canvas:
     """A canvas of tokens with blanks. Once begun, only `fill`, `append` and `edit` change it, and
     they leave a trace.
@@ -68,6 +82,8 @@ class Canvas:
         self.logprobs = LogprobRecord(history.sampling.logprobs)
         self.noise_key = mix(seed, sample)
         self.draws = 0
+        self.copies: Copies | None = None  # how drafts are copied from the text, if they are
+        self.begun: Begun | None = None  # the next draft, if the engine has begun to judge one
         self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
         self.begin(tokens)
@@ -144,6 +160,12 @@ class Canvas:
             return self.blanks[self._filled : self._filled + n].tolist()
         ahead = np.flatnonzero(self.tokens[self.known :] == BLANK)
         return (self.known + ahead[:n]).tolist()
+
+    def begun_draft(self) -> Sequence[int] | None:
+        """The tokens after the text that the engine has begun to judge, if it has. They are a guess
+        as good as any; to judge others takes another forward."""
+        begun, self.begun = self.begun, None
+        return begun.tokens if begun is not None and begun.known == self.known else None
 
     def ends(self, token: int) -> bool:
         """Would this token end the text? Drafting past it is wasted."""

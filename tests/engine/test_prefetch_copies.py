@@ -1,0 +1,245 @@
+"""Copies that are found on the device, and judged before the host knows them, change only speed."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import forerun
+from forerun.drafters.lookup import continuation
+from forerun.engine import copies_kernel, prefetch_copies
+from forerun.engine import prefetch as prefetch_file
+from forerun.engine.copies import plain_copies
+from forerun.engine.copies_kernel import find_copies
+from forerun.engine.engine import Engine
+from forerun.engine.prefetch_copies import CopyPrefetch
+from tests import kernels_in_torch
+from tests.helpers import PROMPTS, stepped
+
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": dict(temperature=0.8, top_p=0.9, seed=5),
+    "long copies": dict(k=9, adapt=False),
+    "stopped": dict(temperature=1.0, stop=["e"], seed=3),
+    "told": dict(temperature=1.0, logprobs=2, seed=3),
+}
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Every engine goes ahead, over fixed memory as on a GPU; the list that comes back grows by how
+    many were given what was begun."""
+    kernels_in_torch.use(monkeypatch)
+    monkeypatch.setattr(prefetch_file, "LEAST_COST", 0)
+    monkeypatch.setattr(Engine, "prefetches", True)
+    served_of = []
+    finish = Engine._finish_prefetched
+
+    def noted(self, served):
+        if isinstance(self._prefetched, CopyPrefetch):
+            served_of.append(len(served))
+        return finish(self, served)
+
+    monkeypatch.setattr(Engine, "_finish_prefetched", noted)
+    return served_of
+
+
+def model(lanes, **settings):
+    return forerun.load("tiny:llama", lanes=lanes, max_context=128, graphs=True, **settings)
+
+
+def looked_up(m, prompts=PROMPTS[:3], **options):
+    how = dict(method="lookup", max_tokens=40, ignore_eos=True)
+    return said(m.generate(prompts, **{**how, **options}))
+
+
+def said(results):
+    return [(r.token_ids, r.text, r.finish_reason, *likely(r)) for r in results]
+
+
+def likely(result):
+    """Nearly, as it is added up in another order beside other rows."""
+    return [pytest.approx(entry["logprob"], abs=1e-3) for entry in result.logprobs or ()]
+
+
+@pytest.fixture
+def mostly_right(begun, monkeypatch):
+    """Copies that are what will be written, but for every fifth token: chance hardly repeats
+    itself."""
+    whole = [
+        [*prompt, *result.token_ids]
+        for prompt in PROMPTS[:3]
+        for result in model(1).generate([prompt], method="ar", max_tokens=60, ignore_eos=True)
+    ]
+
+    def follows(text, count):
+        [known] = [one for one in whole if one[: len(text)] == text]
+        places = range(len(text), len(text) + count)
+        return [7 if at % 5 == 4 else known[at] for at in places]
+
+    def found(tokens_BT, end_B, token_B, longest_run, count):
+        rows = zip(tokens_BT.tolist(), end_B.tolist(), token_B.tolist())
+        return torch.tensor([follows([*row[:end], token], count) for row, end, token in rows])
+
+    monkeypatch.setattr(prefetch_copies, "copies_after", found)
+    monkeypatch.setattr(
+        "forerun.drafters.lookup.continuation",
+        lambda text, longest, count: follows(text.tolist(), count),
+    )
+    begun.clear()
+
+
+def test_copies_that_are_accepted_are_gone_on_from(mostly_right, begun, monkeypatch):
+    results = model(3).generate(PROMPTS[:3], method="lookup", max_tokens=40, ignore_eos=True)
+    steps = min(r.stats.forwards for r in results)
+    assert steps < 16 and begun.count(3) >= steps - 4, begun
+    monkeypatch.setattr(Engine, "prefetches", False)
+    plain = model(3).generate(PROMPTS[:3], method="ar", max_tokens=40, ignore_eos=True)
+    assert said(results) == said(plain)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("sampling", list(SAMPLINGS))
+def test_going_ahead_changes_only_speed(sampling, lanes, begun, monkeypatch):
+    went = looked_up(model(lanes), **SAMPLINGS[sampling])
+    assert begun
+    monkeypatch.setattr(Engine, "prefetches", False)
+    assert went == looked_up(model(lanes), **SAMPLINGS[sampling])
+
+
+def test_nearly_every_step_begins_ahead(begun):
+    m = model(3)
+    results = m.generate(PROMPTS[:3], method="lookup", max_tokens=40, ignore_eos=True)
+    steps = min(r.stats.forwards for r in results)
+    assert begun.count(3) >= steps - 4, begun
+
+
+@pytest.mark.parametrize("find", [plain_copies, find_copies])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_device_finds_the_copies_that_the_host_finds(find, seed, monkeypatch):
+    monkeypatch.setattr(copies_kernel, "STRETCH", 8)
+    rng = np.random.default_rng(seed)
+    vocab, count = int(rng.integers(2, 12)), int(rng.integers(1, 9))
+    run = int(rng.integers(1, 5))
+    lengths = rng.integers(1, 30, size=4)
+    accepted = [int(rng.integers(0, length + 1)) for length in lengths]
+    texts = [rng.integers(0, vocab, size=length) for length in lengths]
+    token_B = torch.from_numpy(rng.integers(0, vocab, size=4))
+    tokens_BT = torch.zeros(4, 31, dtype=torch.long)
+    for row_T, text in zip(tokens_BT, texts):
+        row_T[: len(text)] = torch.from_numpy(text)
+    found = find(tokens_BT, torch.tensor(accepted), token_B, run, count).tolist()
+    for text, end, token, copied in zip(texts, accepted, token_B.tolist(), found):
+        whole = np.array([*text[:end], token], np.int32)
+        assert copied == (continuation(whole, run, count) or [-1] * count)
+
+
+@pytest.mark.parametrize("window", [4, 16])
+def test_only_the_last_tokens_are_searched(window, begun, monkeypatch):
+    right = looked_up(model(2))
+    monkeypatch.setattr(prefetch_copies, "WINDOW", window)
+    begun.clear()
+    assert looked_up(model(2)) == right and begun
+
+
+def test_a_text_that_ends_leaves_the_others_what_was_begun(mostly_right, begun):
+    whole = looked_up(model(2), prompts=PROMPTS[:2])
+    begun.clear()
+    m = stepped(model(2))
+    how = dict(method="lookup", max_tokens=40, ignore_eos=True)
+    text = whole[0][0]
+    jobs = [m.submit(PROMPTS[0], stop_token_ids=[text[25]], **how), m.submit(PROMPTS[1], **how)]
+    m.engine.run()
+    first, second = (job.results()[0] for job in jobs)
+    assert first.token_ids == text[: text.index(text[25]) + 1] and said([second]) == whole[1:]
+    assert 1 in begun and 2 in begun
+
+
+def test_who_joins_in_the_midst_changes_nothing(mostly_right, begun):
+    alone = [looked_up(model(1), prompts=[prompt])[0] for prompt in PROMPTS[:3]]
+    m = stepped(model(3))
+    jobs = []
+    for prompt in PROMPTS[:3]:
+        jobs.append(m.submit(prompt, method="lookup", max_tokens=40, ignore_eos=True))
+        for _ in range(7):
+            m.engine.step()
+    m.engine.run()
+    assert said(job.results()[0] for job in jobs) == alone
+
+
+def test_lost_pages_are_not_begun_ahead_from(mostly_right, begun, monkeypatch):
+    right = looked_up(model(1), prompts=PROMPTS[:1])
+    arrive = Engine._arrive
+    lost = []
+
+    def losing(self, served, *rest):
+        loses = served[0].seq.known % 3 == 0
+        if loses:
+            self.hosts[0].memos[0].release()
+        arrive(self, served, *rest)
+        if loses:
+            assert not isinstance(self._prefetched, CopyPrefetch)
+            lost.append(1)
+
+    monkeypatch.setattr(Engine, "_arrive", losing)
+    assert looked_up(model(1), prompts=PROMPTS[:1]) == right and lost
+
+
+def test_a_drafter_that_wants_others_gets_them(begun, monkeypatch):
+    """Whoever does not take what was begun is surprised twice, and then left alone."""
+    right = looked_up(model(1), prompts=PROMPTS[:1])
+    monkeypatch.setattr(
+        "forerun.drafters.lookup.continuation", lambda text, longest, k: [1 + len(text) % 7] * k
+    )
+    monkeypatch.setattr("forerun.sequence.canvas.Canvas.begun_draft", lambda self: None)
+    begun.clear()
+    assert looked_up(model(1), prompts=PROMPTS[:1]) == right
+    assert len(begun) <= 3
+
+
+def always_three(tokens_BT, end_B, token_B, longest_run, count):
+    return torch.full((len(tokens_BT), count), 3)
+
+
+def of_another(self, tokens_BL):
+    return ONLY_ASKED(self, torch.cat([tokens_BL[:, :1], tokens_BL[:, 1:].flip(0)], 1))
+
+
+ONLY_ASKED = CopyPrefetch._only_asked
+MOVED = prefetch_copies.Moved
+BEGINS = "forerun.engine.prefetch_drafts._begins_with"
+MUTANTS = {
+    "rows that stay where they are": lambda patch: patch.setattr(
+        prefetch_copies, "Moved", lambda steps_B, most: MOVED(0 * steps_B, most)
+    ),
+    "rows that go too far": lambda patch: patch.setattr(
+        prefetch_copies, "Moved", lambda steps_B, most: MOVED(steps_B + 1, most + 1)
+    ),
+    "believing every guess": lambda patch: (
+        patch.setattr(BEGINS, lambda foreseen, asked: True),
+        patch.setattr("forerun.sequence.canvas.Canvas.begun_draft", lambda self: None),
+        patch.setattr(prefetch_copies, "copies_after", always_three),
+    ),
+    "rows of another's draft": lambda patch: patch.setattr(CopyPrefetch, "_only_asked", of_another),
+}
+
+
+@pytest.mark.parametrize("mutant", list(MUTANTS))
+def test_its_mutants_are_caught(mutant, mostly_right, begun, monkeypatch):
+    right = looked_up(model(3))
+    begun.clear()
+    MUTANTS[mutant](monkeypatch)
+    try:
+        same = looked_up(model(3)) == right
+    except Exception:
+        same = False
+    assert begun and not same
+
+
+def test_any_copy_will_do(begun, monkeypatch):
+    """What is drafted decides nothing."""
+    right = looked_up(model(3))
+    monkeypatch.setattr(prefetch_copies, "copies_after", always_three)
+    begun.clear()
+    assert looked_up(model(3)) == right and begun
