@@ -9,7 +9,7 @@ from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.logits import ChainRows, TokenHistory, allowed_by, laws_from_logits
 from forerun.sequence.canvas import BLANK, Canvas
-from forerun.sequence.question import Branch, question
+from forerun.sequence.question import Branch, BranchQuestion
 
 VOCAB = 40
 END = 39
@@ -55,7 +55,8 @@ def sequence(*words, blanks=6, **sampling):
 
 def supports(seq, *branches):
     """Which tokens each row's law gives something to."""
-    chains = question(None, Causal().conditionals(seq, [()]), seq, branches, False, False).chains
+    plan = Causal().conditionals(seq, [()])
+    chains = BranchQuestion(None, plan, seq, branches, False, False).chains
     rows = sum(chain.rows for chain in chains)
     return [
         law.nonzero()[:, 0].tolist() for law in laws_from_logits(torch.zeros(rows, VOCAB), chains)

@@ -18,6 +18,7 @@ from forerun.engine.ticket import Running
 from forerun.families.base import ChainScorer
 from forerun.families.causal import Causal
 from forerun.probability.logits import MaskedLogits
+from forerun.probability.pending import PendingLaws
 from forerun.registry import BUILT_IN, NoOptions, method
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.question import NextToken, Question
@@ -353,3 +354,56 @@ def test_a_family_with_plans_of_its_own_is_asked_for_them():
     assert Causal.reads_text and Renamed.reads_text and not Watched.reads_text
     certify_case("ar", TableBackbone(vocab=3, seed=1), [0, 1], family=Watched(), max_tokens=2)
     assert Watched.asked
+
+
+AT_ONCE = {
+    "lookup": dict(method="lookup", k=4),
+    "jacobi": dict(method="jacobi", block=4),
+    "multiblock": dict(method="multiblock", block=4),
+    "lookahead": dict(method="lookahead", window=4, ngram=3),
+    "auto": dict(method="auto"),
+}
+
+
+def with_steps(m, **how):
+    """What is said, what was counted, and the engine's steps."""
+    stepped(m)
+    jobs = m.submit(PROMPTS[:3], max_tokens=16, ignore_eos=True, **how)
+    steps = 0
+    while m.engine.busy:
+        m.engine.step()
+        steps += 1
+    results = jobs.results()
+    return [(r.token_ids, r.stats.forwards, len(r.trace)) for r in results], steps
+
+
+@pytest.mark.parametrize("sampling", [{}, dict(temperature=0.9, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", list(AT_ONCE))
+def test_what_a_forward_is_asked_for_is_drawn_in_its_step(kind, sampling, monkeypatch):
+    at_once, few = with_steps(fresh(lanes=3), **AT_ONCE[kind], **sampling)
+    monkeypatch.setattr(Engine, "_draw_at_once", lambda *_, **__: None)
+    later, many = with_steps(fresh(lanes=3), **AT_ONCE[kind], **sampling)
+    assert at_once == later
+    assert few <= many / 2 + 4
+
+
+@pytest.mark.parametrize("kind", ["lookup", "multiblock"])
+@pytest.mark.parametrize(
+    "wish", [dict(logprobs=2), dict(repetition_penalty=1.3), dict(min_tokens=4)]
+)
+def test_who_looks_at_laws_gets_them_as_before(kind, wish, monkeypatch):
+    """What stands between logits and laws, and who reads them, is not passed by."""
+    how = {**AT_ONCE[kind], **wish, "temperature": 0.9, "seed": 4}
+    at_once, _ = with_steps(fresh(lanes=3), **how)
+    monkeypatch.setattr(Engine, "_draw_at_once", lambda *_, **__: None)
+    assert at_once == with_steps(fresh(lanes=3), **how)[0]
+
+
+def test_a_rule_that_looks_past_its_sequence_is_caught(monkeypatch):
+    """Rows of another: the mutant that taking logits by their order must not become."""
+    right, _ = with_steps(fresh(lanes=3), **AT_ONCE["lookup"])
+    of = PendingLaws.of
+    monkeypatch.setattr(
+        PendingLaws, "of", lambda logits, first, count, own: of(logits, 0, count, own)
+    )
+    assert with_steps(fresh(lanes=3), **AT_ONCE["lookup"])[0] != right

@@ -21,12 +21,12 @@ class RunPool:
 
     def add(self, run: Sequence[int]) -> None:
         """Remember a run of tokens: after every token of it, what came next."""
-        for i in range(len(run) - 1):
-            known = self._after.setdefault(run[i], OrderedDict())
-            self._after.move_to_end(run[i])
-            later = tuple(run[i + 1 : i + 1 + self.longest])
-            known.pop(later, None)
+        for end, token in enumerate(run[:-1], 1):
+            later = tuple(run[end : end + self.longest])
+            known = self._after.setdefault(token, OrderedDict())
+            self._after.move_to_end(token)
             known[later] = None
+            known.move_to_end(later)
             if len(known) > self.per_key:
                 known.popitem(last=False)
         while len(self._after) > MOST_KEYS:

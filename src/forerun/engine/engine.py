@@ -827,7 +827,7 @@ class Engine:
             if question.features:
                 rows = question.plan.stored
                 answer.append(host_of(one).features(one.lane, rows, question.features))
-            answers.append(answer if question.then is None else question.then(answer[0]))
+            answers.append(answer if question.then is None else question.then(joined(answer)))
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -870,6 +870,12 @@ def check_coroutine(started: object) -> None:
     """Refuse a method that is no `async` function."""
     if not isinstance(started, Coroutine):
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
+
+
+def joined(laws: Sequence[Tensor | BlankLaws]) -> Tensor:
+    """The laws of all branches in one."""
+    tensors = [law for law in laws if not isinstance(law, BlankLaws)]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def keep_for_logprobs(question: Question, branch: int, logits_NV: Tensor, law_NV: Tensor) -> None:

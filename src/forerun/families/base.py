@@ -24,13 +24,13 @@ from forerun.sequence.choosing import Chooser
 from forerun.sequence.question import (
     BlankLaws,
     Branch,
+    BranchQuestion,
     Continuation,
     Costs,
     ModelHost,
     NextToken,
     Question,
     Written,
-    question,
 )
 from forerun.sequence.rows import Plan
 
@@ -148,7 +148,7 @@ class ModelHandle:
         self, seq: Canvas, plan: Plan, branches: Sequence[Branch], with_model_law: bool = False
     ) -> Question:
         """A question to await: run the plan and answer with the laws that it reads."""
-        return question(self.host, plan, seq, branches, self.drafting, with_model_law)
+        return BranchQuestion(self.host, plan, seq, branches, self.drafting, with_model_law)
 
     async def features(self, seq: Canvas, layers: Sequence[int]) -> Tensor:
         """The hidden states after these layers of every token of the text, side by side: [n, N].

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from forerun.families.base import ChainScorer, Family
+from forerun.probability.acceptance import descend_tree
 from forerun.sequence.canvas import Canvas
-from forerun.sequence.question import Branch
+from forerun.sequence.question import Branch, Question
 from forerun.sequence.rows import PlainText, Plan, causal_rows, tail_rows, text_and_chain
 
 MAX_TAIL_TOKENS = 256  # that all tails of one question may have together, however long the text
@@ -43,12 +44,30 @@ class TreeScorer(ChainScorer):
     ) -> list[Tensor]:
         """What `conditionals` answers for the chain; then, for each tail, the laws [len, V] of what
         follows its every token."""
+        return await self._ask_branches(seq, chain, tails)
+
+    def descended(
+        self,
+        seq: Canvas,
+        chain: Sequence[int],
+        tails: Sequence[Tail],
+        tree: tuple[Sequence[int], Sequence[int]],
+        pick: Callable[[Tensor], Tensor] = lambda p_LV: p_LV,
+    ) -> Question:
+        """To await: how far a tree of guesses, its tokens and their parents, is right by the laws
+        that `branches` answers, all of them in one, or those that `pick` takes of them. It is drawn
+        as soon as those are there."""
+        asked = self._ask_branches(seq, chain, tails)
+        asked.then = lambda p_LV: seq.draw(descend_tree, *tree, pick(p_LV))
+        return asked
+
+    def _ask_branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Question:
         plan = self.family.branches(seq, chain, tails)
         branches = [Branch(chain, range(len(chain) + 1))]
         for tail in tails:
             whole = [*chain[: tail.depart], *tail.tokens]
             branches.append(Branch(whole, range(tail.depart + 1, len(whole) + 1)))
-        return await self.ask(seq, plan, branches)
+        return self.ask(seq, plan, branches)
 
 
 class Causal(Family):
@@ -100,12 +119,8 @@ class Causal(Family):
         """A chain after the text and tails that leave it: each sees the text, the chain up to
         there, and itself."""
         stored = len(text) + len(chain)
-        parts = [causal_rows(text, chain)]
-        reads = [np.arange(len(text) - 1, stored)]
-        start = stored
-        for tail in tails:
-            tokens = np.asarray(tail.tokens, np.int32)
-            parts.append(tail_rows(tokens, len(text) + tail.depart, start))
-            reads.append(np.arange(start, start + len(tokens)))
-            start += len(tokens)
-        return Plan(np.concatenate(parts, 1), reads, stored, causal=stored)
+        own = [(len(text) + tail.depart, tail.tokens) for tail in tails]
+        rows = np.concatenate([causal_rows(text, chain), tail_rows(own, stored)], 1)
+        ends = accumulate((len(tail.tokens) for tail in tails), initial=stored)
+        reads = [np.arange(len(text) - 1, stored), *(np.arange(*each) for each in pairwise(ends))]
+        return Plan(rows, reads, stored, causal=stored, first_read=len(text) - 1)

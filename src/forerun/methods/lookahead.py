@@ -4,8 +4,9 @@ window of them makes n-grams, which are judged once their first token is reached
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
-from torch import cat
+from torch import Tensor, cat
 
 from forerun.drafters.recycled import RunPool, tails_of
 from forerun.errors import BadOption
@@ -13,7 +14,6 @@ from forerun.families.causal import MAX_TAIL_TOKENS, Tail, TreeScorer
 from forerun.methods.jacobi import guess
 from forerun.methods.multiblock import GuessTree, commit
 from forerun.options import check_whole
-from forerun.probability.acceptance import descend_tree
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
 
@@ -56,15 +56,26 @@ async def lookahead(seq: Canvas, target: TreeScorer, options: LookaheadOptions) 
         judged = tails_of([], runs, options.guesses, min(longest, left))
         width = max(min(options.window, left - (longest - 1)), 0)  # near the end nothing is ahead
         columns = [Tail(w + 1, [row[w] for row in rows[1:]]) for w in range(width)]
-        main, *answers = await target.branches(seq, rows[0][:width], [*judged, *columns])
         tree = GuessTree([], judged)
-        # Columns are no nodes of the tree: only what is likeliest after them is wanted.
-        ends = [answer[-1:] for answer in answers[len(judged) :]]
-        laws = cat([main[:1], *answers[: len(judged)], *ends])
-        descent = await seq.draw(descend_tree, tree.tokens, tree.parents, laws)
+        descent = await target.descended(
+            seq,
+            rows[0][:width],
+            [*judged, *columns],
+            (tree.tokens, tree.parents),
+            pick=partial(laws_of, width + 1, len(tree.tokens), longest - 1),
+        )
         commit(seq, tree, descent, first_block=0)
-        fresh = descent.likeliest[len(tree.tokens) + 1 :][: len(ends)]
+        fresh = descent.likeliest[len(tree.tokens) + 1 :][:width]
         for w, token in enumerate(fresh):
             pool.add([*(row[w] for row in rows), token])
         if fresh:
             rows = [*rows[1:], [*fresh, *rows[-1][len(fresh) :]]]
+
+
+def laws_of(main: int, judged: int, column: int, p_LV: Tensor) -> Tensor:
+    """Of the laws of the oldest row, of n-grams and of columns: those of the tree, which are the
+    text's and the n-grams'; and of each column the last, as only what is likeliest after it is
+    wanted."""
+    end = main + judged
+    last = range(end + column - 1, len(p_LV), column)
+    return cat([p_LV[:1], p_LV[main:end], *(p_LV[at : at + 1] for at in last)])

@@ -7,14 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import cat
-
 from forerun.drafters.recycled import RunPool, path_to, tails_of, tree_of
 from forerun.errors import BadOption
 from forerun.families.causal import Tail, TreeScorer
 from forerun.methods.jacobi import JacobiOptions, guess
 from forerun.options import check_between, check_flag, check_whole
-from forerun.probability.acceptance import descend_tree
 from forerun.probability.outcomes import Descent
 from forerun.registry import method
 from forerun.sequence.canvas import Canvas
@@ -118,8 +115,8 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
         longest = min(options.block, seq.remaining - 1)
         tails = tails_of(chain, runs, options.candidates, longest)
         tree = GuessTree(chain, target.fitting(seq, chain, tails))
-        laws = await target.branches(seq, chain, tree.tails)  # lines 4, 5
-        descent = await seq.draw(descend_tree, tree.tokens, tree.parents, cat(laws))  # line 7
+        # lines 4, 5 and 7
+        descent = await target.descended(seq, chain, tree.tails, (tree.tokens, tree.parents))
         taken = commit(seq, tree, descent, len(window[0].tokens))
         decided = seq.filled
         after = said_after(tree, descent, taken)

@@ -119,7 +119,8 @@ class Question:
     drafting: bool
     with_model_law: bool  # answer with BlankLaws instead of laws
     features: Sequence[int] = ()  # layers whose hidden states are answered too, behind the laws
-    # What is drawn from its only answer. With it, the outcome of the draw is the answer.
+    # What is drawn from its laws, those of all branches in one. With it, the outcome of the draw is
+    # the answer.
     then: Callable[[Any], Draw[Any]] | None = None
 
     def __await__(self) -> Generator[Question, Any, Any]:
@@ -203,31 +204,50 @@ class Continuation(Question):
     drawn: int = 0  # how many there were, once it is answered
 
 
-def question(
-    host: ModelHost,
-    plan: Plan,
-    seq: Canvas,
-    branches: Sequence[Branch],
-    drafting: bool,
-    with_model_law: bool,
-) -> Question:
-    """A question about a sequence, from the branches that its plan reads."""
-    history = seq.history
-    positions = []
-    chains = []
-    for branch in branches:
-        where = _positions_of(branch, seq)
-        positions.append(where)
+class BranchQuestion(Question):
+    """A question about a sequence, from the branches that its plan reads. What they stand for is
+    made for who looks: most are answered by their rows alone."""
+
+    features = ()
+    then = None
+
+    def __init__(
+        self,
+        host: ModelHost,
+        plan: Plan,
+        seq: Canvas,
+        branches: Sequence[Branch],
+        drafting: bool,
+        with_model_law: bool,
+    ):
+        self.host = host
+        self.plan = plan
+        self.seq = seq
+        self.branches = branches
+        self.drafting = drafting
+        self.with_model_law = with_model_law
+        self._filled = seq.filled
+        if seq.history.constraint is not None:  # what it allows hangs on the canvas as it is now
+            self.chains  # noqa: B018
+
+    @cached_property
+    def positions(self) -> Sequence[Sequence[int]]:  # type: ignore[override]
+        return [_positions_of(branch, self.seq, self._filled) for branch in self.branches]
+
+    @cached_property
+    def chains(self) -> Sequence[ChainRows]:  # type: ignore[override]
+        return [self._chain(*each) for each in zip(self.branches, self.positions)]
+
+    def _chain(self, branch: Branch, where: Sequence[int]) -> ChainRows:
+        seq = self.seq
         ordinals = None
         if branch.positions is not None and len(where):
             ordinals = np.searchsorted(seq.blanks, where).tolist()
-        own = (history, branch.chain, branch.prefixes, ordinals)
-        if history.constraint is None:
-            chains.append(ChainRows(*own))
-        else:
-            ahead = where if len(where) else _blanks_ahead(branch, seq)
-            chains.append(ChainRows(*own, _places_of(branch, seq), ahead, branch.drafts))
-    return Question(host, plan, seq, chains, positions, drafting, with_model_law)
+        own = (seq.history, branch.chain, branch.prefixes, ordinals)
+        if seq.history.constraint is None:
+            return ChainRows(*own)
+        ahead = where if len(where) else _blanks_ahead(branch, seq)
+        return ChainRows(*own, _places_of(branch, seq), ahead, branch.drafts)
 
 
 def _places_of(branch: Branch, seq: Canvas) -> Sequence[int]:
@@ -245,10 +265,10 @@ def _blanks_ahead(branch: Branch, seq: Canvas) -> Sequence[int]:
     return seq.next(first + len(branch.prefixes))[first:]
 
 
-def _positions_of(branch: Branch, seq: Canvas) -> Sequence[int]:
+def _positions_of(branch: Branch, seq: Canvas, filled: int) -> Sequence[int]:
     if branch.positions is not None:
         return branch.positions
     if not len(branch.prefixes):
         return ()
-    first = seq.filled + branch.prefixes[0]
+    first = filled + branch.prefixes[0]
     return seq.blanks[first : first + len(branch.prefixes)].tolist()

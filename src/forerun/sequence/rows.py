@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -143,15 +144,19 @@ def next_token_plan(plan: Plan) -> PlainText | None:
     return PlainText.of(tokens, plan.length)
 
 
-def tail_rows(tokens: np.ndarray, context: int, start: int) -> np.ndarray:
-    """Rows of a chain that continues the first `context` rows but lives in slots [start, ...) and
-    sees only itself there."""
-    index = np.arange(len(tokens), dtype=np.int32)
-    rows = np.empty((5, len(tokens)), np.int32)
-    rows[TOKEN] = tokens
-    rows[POSITION] = context + index
+def tail_rows(tails: Sequence[tuple[int, Sequence[int]]], start: int) -> np.ndarray:
+    """Rows of chains, each of which continues its first so many rows, but lives in slots of its own
+    and sees only itself there: the first in [start, ...), the others one behind the other."""
+    contexts = [context for context, _ in tails]
+    lengths = [len(tokens) for _, tokens in tails]
+    *begins, total = accumulate(lengths, initial=0)
+    begin, context = np.array([begins, contexts], np.int32).repeat(lengths, axis=1)
+    index = np.arange(total, dtype=np.int32)
+    rows = np.empty((5, total), np.int32)
+    rows[TOKEN] = [token for _, tokens in tails for token in tokens]
+    rows[POSITION] = context + index - begin
     rows[HORIZON] = context
-    rows[LO] = start
+    rows[LO] = start + begin
     rows[HI] = start + index + 1
     return rows
 
