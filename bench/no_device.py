@@ -288,10 +288,10 @@ def copies_as_written(script: Script) -> Callable[[CopyPrefetch, Verdicts], Tens
         with script.timed():
             for draft_K, one, judged in zip(drafts_BK, self.running, self.judged):
                 verdict = script.outcome(Draw(matching, (judged,), one.seq), Verdict)
-                assert isinstance(verdict, Verdict) and one.seq.copies is not None
+                assert isinstance(verdict, Verdict)
                 new = [*judged[: verdict.accepted], verdict.token]
                 text = np.array([*one.seq.text, *new], np.int32)
-                copied = continuation(text, one.seq.copies.run, len(draft_K))
+                copied = continuation(text, self._run, len(draft_K))
                 draft_K[:] = torch.tensor(copied or [-1] * len(draft_K))
         return drafts_BK
 

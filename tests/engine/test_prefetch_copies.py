@@ -1,5 +1,7 @@
 """Copies that are found on the device, and judged before the host knows them, change only speed."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,18 @@ import torch
 pytest.importorskip("triton")
 
 import forerun
-from forerun.drafters.lookup import continuation
+from forerun.drafters.lookup import LookupDrafter, continuation
 from forerun.engine import copies_kernel, prefetch_copies
 from forerun.engine import prefetch as prefetch_file
 from forerun.engine.copies import plain_copies
 from forerun.engine.copies_kernel import find_copies
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_copies import CopyPrefetch
+from forerun.engine.rules import Applied, Decided
+from forerun.families.base import ChainScorer
+from forerun.probability.acceptance import matching
+from forerun.registry import BUILT_IN, NoOptions, method
+from forerun.sequence.canvas import Canvas
 from tests import kernels_in_torch
 from tests.helpers import PROMPTS, stepped
 
@@ -70,7 +77,7 @@ def mostly_right(begun, monkeypatch):
     whole = [
         [*prompt, *result.token_ids]
         for prompt in PROMPTS[:3]
-        for result in model(1).generate([prompt], method="ar", max_tokens=60, ignore_eos=True)
+        for result in model(1).generate([prompt], method="ar", max_tokens=90, ignore_eos=True)
     ]
 
     def follows(text, count):
@@ -186,13 +193,89 @@ def test_lost_pages_are_not_begun_ahead_from(mostly_right, begun, monkeypatch):
     assert looked_up(model(1), prompts=PROMPTS[:1]) == right and lost
 
 
+def interrupted_at(left, outcomes):
+    def interrupted(self):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return outcomes(self)
+
+    return interrupted
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_an_interrupt_before_outcomes_arrive_changes_nothing(at, mostly_right, begun, monkeypatch):
+    """The draw is made again, and the slots may not hold any more what it judged."""
+    right = looked_up(model(1), prompts=PROMPTS[:1], logprobs=0, k=6, adapt=False)
+    left = [at]
+    for kind in (Applied, Decided):
+        monkeypatch.setattr(kind, "outcomes", interrupted_at(left, kind.outcomes))
+    m = stepped(model(1))
+    how = dict(method="lookup", max_tokens=40, ignore_eos=True, logprobs=0, k=6, adapt=False)
+    job = m.submit(PROMPTS[0], **how)
+    while m.engine.busy:
+        with suppress(KeyboardInterrupt):
+            m.engine.step()
+    assert said(job.results()) == right and left[0] < 0 and begun
+
+
+def test_drafts_of_many_lengths_find_their_pages(mostly_right, begun, caplog):
+    """Slots are claimed as far on as the longest draft reaches; so pages are counted."""
+    how = dict(max_tokens=60, ignore_eos=True)
+    want = [r.token_ids for r in model(1).generate(PROMPTS[:2], method="ar", **how)]
+    for page, slots in ((4, 100), (8, 104), (8, 108), (16, 112)):
+        m = stepped(model(2))
+        m.engine.page, m.engine.slots = page, slots
+        jobs = [
+            m.submit(prompt, method="lookup", k=k, adapt=False, **how)
+            for prompt, k in zip(PROMPTS, (16, 1))
+        ]
+        m.engine.run()
+        assert [job.results()[0].token_ids for job in jobs] == want
+    assert not [r for r in caplog.records if "begun ahead failed" in r.message]
+
+
+@method("roundabout", guarantee="exact", reference="ar")
+async def roundabout(seq: Canvas, target: ChainScorer, options: NoOptions) -> None:
+    """Lookup that asks for something else between a draft and the verdict on it."""
+    while seq.goes_on():
+        draft = await LookupDrafter(adapt=False).propose(seq, min(6, seq.remaining - 1))
+        [laws] = await target.conditionals(seq, draft.tokens)
+        await target.next_law(seq)
+        verdict = await seq.draw(matching, draft.tokens, laws)
+        n = verdict.accepted
+        seq.draws += n
+        seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
+        if not seq.done:
+            seq.append(verdict.token, "sampled")
+
+
+def test_a_verdict_on_something_else_moves_no_row_out_of_its_slots(
+    mostly_right, begun, monkeypatch, caplog
+):
+    monkeypatch.setattr(prefetch_copies, "copies_after", plain_copies)
+    monkeypatch.setitem(BUILT_IN["methods"], "roundabout", f"{__name__}:roundabout")
+    moved = []
+
+    def noted(steps_B, most):
+        moved.append((steps_B, most))
+        return MOVED(steps_B, most)
+
+    monkeypatch.setattr(prefetch_copies, "Moved", noted)
+    right = [text for text, *_ in looked_up(model(1), prompts=PROMPTS[:1], method="ar")]
+    found = looked_up(model(1), prompts=PROMPTS[:1], method="roundabout")
+    assert [text for text, *_ in found] == right
+    assert all(int(steps_B.max()) <= most for steps_B, most in moved)
+    assert not [r for r in caplog.records if "begun ahead failed" in r.message]
+
+
 def test_a_drafter_that_wants_others_gets_them(begun, monkeypatch):
     """Whoever does not take what was begun is surprised twice, and then left alone."""
     right = looked_up(model(1), prompts=PROMPTS[:1])
     monkeypatch.setattr(
         "forerun.drafters.lookup.continuation", lambda text, longest, k: [1 + len(text) % 7] * k
     )
-    monkeypatch.setattr("forerun.sequence.canvas.Canvas.begun_draft", lambda self: None)
+    monkeypatch.setattr("forerun.sequence.canvas.Canvas.take_begun_draft", lambda self: None)
     begun.clear()
     assert looked_up(model(1), prompts=PROMPTS[:1]) == right
     assert len(begun) <= 3
@@ -218,7 +301,7 @@ MUTANTS = {
     ),
     "believing every guess": lambda patch: (
         patch.setattr(BEGINS, lambda foreseen, asked: True),
-        patch.setattr("forerun.sequence.canvas.Canvas.begun_draft", lambda self: None),
+        patch.setattr("forerun.sequence.canvas.Canvas.take_begun_draft", lambda self: None),
         patch.setattr(prefetch_copies, "copies_after", always_three),
     ),
     "rows of another's draft": lambda patch: patch.setattr(CopyPrefetch, "_only_asked", of_another),

@@ -30,8 +30,8 @@ class LookupDrafter:
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         count = min(k, self._adapted(seq)) if self.adapt else k
-        seq.copies = Copies(self.ngram, count)
-        found = seq.begun_draft()
+        seq.copies = Copies(seq.known, self.ngram, count)
+        found = seq.take_begun_draft()
         if found is None:
             found = continuation(seq.text, self.ngram, count)
         tokens = seq.up_to_end(found[:k])

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -464,16 +464,17 @@ class Engine:
         early: tuple[list[int], Applied] | None = None,
         in_step: bool = False,
     ) -> list[object]:
-        """Apply rules, one batch per kind of them; some were applied `early`. All outcomes come to
-        the host together."""
+        """Apply rules, one batch per kind of them, but for those (by index) that were applied
+        `early`, with what a step before has begun. All outcomes come to the host together."""
         answers: list[object] = [None] * len(served)
-        applied = [] if early is None else [early]
+        applied: list[tuple[Sequence[int], Applied]] = []
+        left: Sequence[int] = range(len(draws))
         if early is None:
             self.watch.drawing()
-        left = range(len(draws))
-        for members in by_kind(
-            draws, left if early is None else [i for i in left if i not in early[0]]
-        ):
+        else:
+            applied.append(early)
+            left = sorted(set(left).difference(early[0]))
+        for members in by_kind(draws, left):
             try:
                 applied.append((members, self.rules.apply([draws[i] for i in members])))
                 if not self.rules.is_warm:
@@ -623,8 +624,9 @@ class Engine:
             return None
         if applied.type is Tokens:
             return foresee_judging(served, target)
-        if all(one.seq.copies for one in served):
-            return CopyPrefetch.guess(served, target)
+        copying = CopyPrefetch.guess(served, target)
+        if copying is not None:
+            return copying
         if self._drafted is not None:
             return DraftPrefetch.guess(served, self._drafted)
         return LookPrefetch.guess(served, self._looked)
@@ -824,10 +826,13 @@ class Engine:
                 first += rows
             if question.seq.recorder is not None:
                 show_to_recorder(question, logits_RV[begin:first], answer)
+            laws = len(answer)
             if question.features:
                 rows = question.plan.stored
                 answer.append(host_of(one).features(one.lane, rows, question.features))
-            answers.append(answer if question.then is None else question.then(joined(answer)))
+            answers.append(
+                answer if question.then is None else question.then(joined(answer[:laws]))
+            )
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -874,8 +879,10 @@ def check_coroutine(started: object) -> None:
 
 def joined(laws: Sequence[Tensor | BlankLaws]) -> Tensor:
     """The laws of all branches in one."""
-    tensors = [law for law in laws if not isinstance(law, BlankLaws)]
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    if any(isinstance(law, BlankLaws) for law in laws):
+        raise NotAble("a draw that follows a question gets laws, not those of the model, too.")
+    tensors = cast("Sequence[Tensor]", laws)
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def keep_for_logprobs(question: Question, branch: int, logits_NV: Tensor, law_NV: Tensor) -> None:

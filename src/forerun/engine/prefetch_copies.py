@@ -24,65 +24,75 @@ from forerun.engine.prefetch_looks import Verdicts
 from forerun.engine.ticket import Running
 from forerun.probability.outcomes import Verdict
 from forerun.probability.transfer import HostCopy, to_device
-from forerun.sequence.canvas import Begun
+from forerun.sequence.canvas import Begun, Copies
 from forerun.sequence.rows import PlainText, Plan, text_and_chain
 
 WINDOW = 4096  # last tokens of a text that are searched
+LONGEST_RUN = 8  # of last tokens that are looked up
 
 
 class CopyPrefetch(JudgeBegun):
     """The target's forward about the next copy of every sequence, as far on as the last one is
     accepted. Each is as long as the drafter asked for last."""
 
-    def __init__(self, host: Host, running: Sequence[Running]):
+    def __init__(self, host: Host, running: Sequence[Running], copies: Sequence[Copies]):
         super().__init__(host, running)
         self.texts = [one.seq.text for one in running]
         self.judged = [judged_tokens(one) for one in running]
-        self.lengths = [one.seq.copies.length if one.seq.copies else 0 for one in running]
+        self.lengths = [each.length for each in copies]
         self.rows_of = {one: 1 + length for one, length in zip(running, self.lengths)}
+        self._most = max(map(len, self.judged))  # tokens that may be accepted
+        self._run = min(LONGEST_RUN, max(each.run for each in copies))
         self._copied: HostCopy | None = None  # what is drafted
 
     @classmethod
     def guess(cls, running: Sequence[Running], host: Host) -> CopyPrefetch | None:
-        if not host.runner.capture_enabled or not all(one.seq.copies for one in running):
+        copies = [
+            each for one in running if (each := one.seq.copies) and each.known == one.seq.known
+        ]
+        if len(copies) < len(running) or not host.runner.capture_enabled:
             return None
-        self = cls(host, running)
-        if not all(map(self._is_likely, running, self.judged, self.lengths)):
+        self = cls(host, running, copies)
+        ends = [one.seq.known + 1 + self._most + n for one, n in zip(running, self.lengths)]
+        if not all(map(self._is_likely, running, ends)):
             return None
         if all(one.seq.remaining <= 1 + len(x) for one, x in zip(running, self.judged)):
             return None  # each may be over
         pages = sum(
-            host.memos[one.lane].pages_needed(one.seq.known, one.seq.known + 1 + len(x) + length)
-            for one, x, length in zip(running, self.judged, self.lengths)
+            host.memos[one.lane].pages_needed(one.seq.known, end) for one, end in zip(running, ends)
         )
         return self if host.pool.ensure(pages) else None
 
-    def _is_likely(self, one: Running, judged: Sequence[int], length: int) -> bool:
-        """Was a draft of its text judged, and are there slots for the next one?"""
-        seq = one.seq
+    def _is_likely(self, one: Running, end: int) -> bool:
+        """Do slots hold its text and the draft that is judged, and are there some for the next?"""
         asked = one.last_question
         assert asked is not None
         plan = asked.plan
-        most = min(self.host.room, self.host.backbone.context)
-        fits = 0 < seq.known <= most - (1 + len(judged) + length)
-        of_text = isinstance(plan, PlainText) and plan.first_read == seq.known - 1
-        held = of_text and self.host.memos[one.lane].holds_text(seq.text)
+        fits = 0 < end <= min(self.host.room, self.host.backbone.context)
+        of_text = isinstance(plan, PlainText) and plan.first_read == one.seq.known - 1
+        held = of_text and self.host.memos[one.lane].holds_text(plan.tokens)
         return fits and held and asked.host is self.host and self._surprises(one) < SURPRISES
 
     def batch(self, applied: Source) -> Batch:
-        verdicts = Verdicts.of(applied, self.host.backbone.vocab)
+        verdicts = self._verdicts(applied)
         drafts_BK = self._copies(verdicts)
         self._copied = HostCopy(drafts_BK)
         work: list[tuple[int, Plan, int]] = []
         for one, text, length in zip(self.running, self.texts, self.lengths):
             tokens = text_and_chain(text, [0] * (1 + length))  # as if nothing were accepted
             work.append((one.lane, PlainText.of(tokens, len(text)), len(text)))
-        most = max(map(len, self.judged))
-        batch = self.host.batch(work, ahead=most)
+        batch = self.host.batch(work, ahead=self._most)
         tokens_BL = torch.cat([verdicts.token_B[:, None], drafts_BK.clamp(min=0)], 1)
         batch.drawn_T = self._only_asked(tokens_BL)
-        batch.moved = Moved(verdicts.accepted_B, most)
+        batch.moved = Moved(verdicts.accepted_B, self._most)
         return batch
+
+    def _verdicts(self, applied: Source) -> Verdicts:
+        """How much is accepted, at most what was judged: a method may have drawn from something
+        else than its last answer, and no row may leave its slots for that."""
+        accepted_B, token_B = Verdicts.of(applied, self.host.backbone.vocab)
+        most_B = to_device([len(x) for x in self.judged], torch.long, self.host.device)
+        return Verdicts(torch.minimum(accepted_B, most_B), token_B)
 
     def _copies(self, verdicts: Verdicts) -> Tensor:
         """The next copy of each sequence."""
@@ -96,8 +106,7 @@ class CopyPrefetch(JudgeBegun):
             row_T[len(text) : len(text) + len(judged)] = judged
         end_B = to_device(lengths, torch.long, device) + verdicts.accepted_B
         tokens_BT = to_device(rows_BT, torch.long, device)
-        runs = [one.seq.copies.run for one in self.running if one.seq.copies]
-        return copies_after(tokens_BT, end_B, verdicts.token_B, max(runs), max(self.lengths))
+        return copies_after(tokens_BT, end_B, verdicts.token_B, self._run, max(self.lengths))
 
     def _only_asked(self, tokens_BL: Tensor) -> Tensor:
         """The tokens of all rows that run: of each sequence its first ones."""

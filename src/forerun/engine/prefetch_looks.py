@@ -452,7 +452,9 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         seq = one.seq
         most = min(self.host.room, self.host.backbone.context)
         fits = 0 < seq.known <= most - self._ahead
-        held = self.host.memos[one.lane].holds_text(seq.text)
+        # with what is judged: of that, some may stay
+        asked = one.last_question
+        held = asked is not None and self.host.memos[one.lane].holds_text(asked.plan.tokens)
         return fits and held and self._surprises(one) < SURPRISES
 
     def batch(self, applied: Source) -> Batch:

@@ -45,10 +45,11 @@ class Draw(Generic[O]):
 
 
 class Copies(NamedTuple):
-    """How the next draft is copied from the text: what followed its last tokens before."""
+    """How a draft was copied from the text: what followed its last tokens before."""
 
+    known: int  # tokens of the text that it follows
     run: int  # of last tokens that are looked up, at most
-    length: int  # of the draft
+    length: int  # of the draft, if so much was found
 
 
 class Begun(NamedTuple):
@@ -82,7 +83,7 @@ class Canvas:
         self.logprobs = LogprobRecord(history.sampling.logprobs)
         self.noise_key = mix(seed, sample)
         self.draws = 0
-        self.copies: Copies | None = None  # how drafts are copied from the text, if they are
+        self.copies: Copies | None = None  # how the last draft was copied from the text, if it was
         self.begun: Begun | None = None  # the next draft, if the engine has begun to judge one
         self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
@@ -161,7 +162,7 @@ class Canvas:
         ahead = np.flatnonzero(self.tokens[self.known :] == BLANK)
         return (self.known + ahead[:n]).tolist()
 
-    def begun_draft(self) -> Sequence[int] | None:
+    def take_begun_draft(self) -> Sequence[int] | None:
         """The tokens after the text that the engine has begun to judge, if it has. They are a guess
         as good as any; to judge others takes another forward."""
         begun, self.begun = self.begun, None

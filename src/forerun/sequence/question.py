@@ -228,7 +228,7 @@ class BranchQuestion(Question):
         self.with_model_law = with_model_law
         self._filled = seq.filled
         if seq.history.constraint is not None:  # what it allows hangs on the canvas as it is now
-            self.chains  # noqa: B018
+            _ = self.chains
 
     @cached_property
     def positions(self) -> Sequence[Sequence[int]]:  # type: ignore[override]
