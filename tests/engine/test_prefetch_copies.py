@@ -39,6 +39,7 @@ def begun(monkeypatch):
     many were given what was begun."""
     kernels_in_torch.use(monkeypatch)
     monkeypatch.setattr(prefetch_file, "LEAST_COST", 0)
+    monkeypatch.setattr(prefetch_copies, "LEAST_COST_EACH", 0)
     monkeypatch.setattr(Engine, "prefetches", True)
     served_of = []
     finish = Engine._finish_prefetched
@@ -120,6 +121,13 @@ def test_nearly_every_step_begins_ahead(begun):
     results = m.generate(PROMPTS[:3], method="lookup", max_tokens=40, ignore_eos=True)
     steps = min(r.stats.forwards for r in results)
     assert begun.count(3) >= steps - 4, begun
+
+
+def test_many_texts_of_a_small_model_are_left_to_the_host(begun, monkeypatch):
+    cost = model(1).backbone.cost
+    monkeypatch.setattr(prefetch_copies, "LEAST_COST_EACH", cost / 2)
+    looked_up(model(3))
+    assert 3 not in begun and 2 in begun
 
 
 @pytest.mark.parametrize("find", [plain_copies, find_copies])
