@@ -48,14 +48,19 @@ class NoRoom(ForerunError, MemoryError):
 
 
 def unknown(
-    kind: str, name: str, known: Iterable[str], error: type[ForerunError] = BadOption
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    error: type[ForerunError] = BadOption,
+    otherwise: str = "",
 ) -> ForerunError:
-    """The error for a name that is not in a table, with the closest names first."""
+    """The error for a name that is not in a table, with the closest names; where none is close, all
+    of them, or what is said `otherwise`."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=3)
     hint = (
         f"did you mean {' or '.join(repr(c) for c in close)}?"
         if close
-        else f"known: {', '.join(known) or 'none'}."
+        else otherwise or f"known: {', '.join(known) or 'none'}."
     )
     return error(f"{kind} {name!r} is unknown: {hint}")

@@ -67,7 +67,11 @@ def parse_request(method: str | registry.Method, draft: object, options: Options
     for name in options:
         if name not in known:
             suggested = {*known, "method", "draft", "messages"}
-            raise unknown(f"option of method={chosen.name!r}", name, suggested)
+            own = ", ".join(sorted({*method_names, *drafter_names})) or "no options of its own"
+            otherwise = (
+                f"it takes {own} (`forerun methods {chosen.name}`), and sampling parameters."
+            )
+            raise unknown(f"option of method={chosen.name!r}", name, suggested, otherwise=otherwise)
     drafter_options = _among(options, drafter_names)
     if drafter_class is not None and not needs_model(drafter_class):
         drafter_class(**drafter_options)  # a bad value shows here, not inside the engine
