@@ -11,7 +11,7 @@ from forerun.requests.request import parse_request
     [
         ("lookup", "window", "it takes adapt, k, ngram (`forerun methods lookup`)"),
         ("ar", "window", "it takes no options of its own"),
-        ("lookup", "ngrams", "did you mean 'ngram'?"),
+        ("lookup", "ngrams", "did you mean 'ngram'"),
         ("lookup", "temprature", "did you mean 'temperature'"),
     ],
 )
