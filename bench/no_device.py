@@ -286,13 +286,15 @@ def copies_as_written(script: Script) -> Callable[[CopyPrefetch, Verdicts], Tens
         else:
             drafts_BK = SEARCH(self, verdicts)
         with script.timed():
-            for draft_K, one, judged in zip(drafts_BK, self.running, self.judged):
+            written = []
+            for one, judged in zip(self.running, self.judged):
                 verdict = script.outcome(Draw(matching, (judged,), one.seq), Verdict)
                 assert isinstance(verdict, Verdict)
                 new = [*judged[: verdict.accepted], verdict.token]
                 text = np.array([*one.seq.text, *new], np.int32)
-                copied = continuation(text, self._run, len(draft_K))
-                draft_K[:] = torch.tensor(copied or [-1] * len(draft_K))
+                longest = drafts_BK.shape[1]
+                written.append(continuation(text, self._run, longest) or [-1] * longest)
+            drafts_BK.copy_(torch.tensor(written))
         return drafts_BK
 
     return found

@@ -20,12 +20,22 @@ from safetensors.torch import save_file
 import forerun
 from forerun.api import Model
 from forerun.checkpoints import tiny
+from forerun.engine import graphs
 from forerun.engine.engine import no_messages
 from forerun.engine.loop import InCaller
+from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.options import Sampling
 from forerun.sequence.canvas import BLANK
 
 ROOT = Path(__file__).parents[1]
+
+
+def without_device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`bench/no_device.py`. What it replaces of the package is put back after the test."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setattr(graphs, "check_logits", graphs.check_logits)
+    monkeypatch.setattr(CopyPrefetch, "_copies", CopyPrefetch._copies)
+    return pytest.importorskip("no_device")
 
 
 def every_pair(**axes: Mapping[str, Any] | Sequence[Any]) -> pytest.MarkDecorator:

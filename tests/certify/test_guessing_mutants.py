@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import forerun.drafters.recycled as recycled
+import forerun.families.causal as causal_file
 import forerun.methods.jacobi as jacobi_file
 import forerun.methods.multiblock as multiblock_file
 import forerun.probability.acceptance
@@ -72,7 +73,7 @@ def test_leaving_the_tree_as_if_nothing_led_on_is_caught(monkeypatch):
     def wrong(x, parent, p, sample):
         return descend_tree(x, torch.zeros_like(parent), p, sample)
 
-    monkeypatch.setattr(multiblock_file, "descend_tree", wrong)
+    monkeypatch.setattr(causal_file, "descend_tree", wrong)
     assert caught(certificate())
 
 
@@ -129,7 +130,7 @@ def test_tails_that_are_remembered_as_text_are_caught(monkeypatch):
 @pytest.mark.parametrize("shift", [1, -1])
 def test_laws_of_other_nodes_are_caught(monkeypatch, shift):
     monkeypatch.setattr(
-        multiblock_file,
+        causal_file,
         "descend_tree",
         lambda x, up, p, sample: descend_tree(x, up, p.roll(shift, 1), sample),
     )

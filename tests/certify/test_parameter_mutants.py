@@ -22,7 +22,7 @@ from forerun.errors import ForerunError
 from forerun.families.causal import TreeScorer
 from forerun.probability.logits import ChainRows
 from forerun.sequence.canvas import Canvas
-from forerun.sequence.question import Branch
+from forerun.sequence.question import Branch, BranchQuestion
 from tests.certify.definitions import EXACT, certify_each
 from tests.helpers import caught
 
@@ -99,13 +99,13 @@ def test_min_p_before_top_p_is_caught(monkeypatch, method):
 def test_tails_that_forget_the_chain_before_them_are_caught(monkeypatch):
     """Their penalties look back on the tail alone. Lookahead decides nothing after such tails."""
 
-    async def branches(self, seq, chain, tails):
+    def ask_branches(self, seq, chain, tails):
         plan = self.family.branches(seq, chain, tails)
         asked = [Branch(chain, range(len(chain) + 1))]
         asked += [Branch(tail.tokens, range(1, len(tail.tokens) + 1)) for tail in tails]
-        return await self.ask(seq, plan, asked)
+        return self.ask(seq, plan, asked)
 
-    monkeypatch.setattr(TreeScorer, "branches", branches)
+    monkeypatch.setattr(TreeScorer, "_ask_branches", ask_branches)
     assert any_caught("multiblock", "frequency_penalty")
 
 
@@ -130,7 +130,7 @@ def test_a_minimum_length_that_is_off_by_one_is_caught(monkeypatch, method):
 @pytest.mark.parametrize("method", ["stepwise", "ssd", "block-ssd"])
 def test_a_minimum_length_counted_in_decisions_is_caught(monkeypatch, method):
     """On a canvas it counts places: a blank far ahead may be decided first."""
-    replant(monkeypatch, base_file, "question", "if branch.positions is not None", "if False")
+    replant(monkeypatch, BranchQuestion, "_chain", "if branch.positions is not None", "if False")
     assert any_caught(method, "min_tokens")
 
 

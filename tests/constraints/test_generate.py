@@ -55,6 +55,32 @@ def test_every_method_writes_json_of_the_schema(options, temperature):
     assert result.reference.endswith("with schema as llguidance reads it")
 
 
+ENDLESS = [  # of prompts that make drafts reach the last token of a language
+    ([110, 241, 78, 79, 110, 241], dict(regex="(ab|cd){3,20}", top_k=2, temperature=1.0, seed=2)),
+    ([28, 154, 37, 122] * 10, dict(regex="hello [a-z ]{3,20}!")),
+    ([10, 20], dict(choices=["hello there", "good bye"])),
+]
+
+
+@pytest.mark.parametrize("prompt,options", ENDLESS)
+def test_a_draft_may_complete_a_text_that_no_token_may_end(prompt, options):
+    """Behind its last token nothing is allowed; nothing is wanted there, either."""
+    written = {}
+    for how in [
+        *METHODS,
+        dict(method="auto"),
+        dict(method="lookup", k=16, adapt=False),
+        dict(method="predicted", prediction=[64, 65] * 10),
+    ]:
+        result = model().generate([prompt], max_tokens=50, ignore_eos=True, **options, **how)[0]
+        assert (result.finish_reason, result.error) == ("stop", None)
+        assert re.fullmatch(options.get("regex", "hello there|good bye"), result.text)
+        written[how["method"]] = result.text
+    certain = ("ar", "lookup", "jacobi", "auto", "predicted")
+    alike = certain if "temperature" in options else written
+    assert len({written[name] for name in alike}) == 1
+
+
 def test_at_temperature_0_every_method_writes_the_same():
     texts = {write(schema=SCHEMA, **options).text for options in METHODS}
     assert len(texts) == 1

@@ -11,7 +11,6 @@ from forerun.constraints.base import ANY, bitmask_without, words
 from forerun.constraints.engines import compiled
 from forerun.constraints.left_to_right import LeftToRight, look_ahead, masks_found_together
 from forerun.engine import engine as engine_file
-from forerun.engine import graphs
 from forerun.engine.rules import Rules
 from forerun.options import Sampling
 from forerun.probability.logits import (
@@ -24,7 +23,7 @@ from forerun.probability.logits import (
 )
 from forerun.probability.pending import PendingLaws
 from tests.engine.test_rules import ByProgram
-from tests.helpers import ROOT, fresh, stepped
+from tests.helpers import fresh, stepped, without_device
 
 llguidance_engine = pytest.importorskip("forerun.constraints.llguidance_engine")
 pytest.importorskip("llguidance")
@@ -269,9 +268,7 @@ def together_as_before(self, others):
 
 def test_a_step_calls_torch_as_often_for_many_sequences_as_for_few(monkeypatch):
     """Nothing of a constraint is done on tensors sequence by sequence."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    no_device = pytest.importorskip("no_device")
-    monkeypatch.setattr(graphs, "check_logits", graphs.check_logits)  # put back afterwards
+    no_device = without_device(monkeypatch)
     tokenizer = tiny.tokenizer()
     text = tokenizer("abcdefghij" * 4, add_special_tokens=False).input_ids
     options = dict(regex="[a-z]{30,60}", max_tokens=40, method="ar")

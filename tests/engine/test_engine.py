@@ -15,6 +15,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.host import Work
 from forerun.engine.pack import Batch, _any_bounds, _plain_bounds, make_tiles, stack
 from forerun.engine.pages import PAGE
+from forerun.families.base import ChainScorer
 from forerun.families.causal import Causal
 from forerun.options import Sampling
 from forerun.probability.acceptance import sample_token
@@ -271,6 +272,25 @@ def test_a_rule_that_fails_takes_only_its_users_with_it(monkeypatch):
     )
     m.engine.run()
     assert "bad rule" in str(bad.results()[0].error) and len(good.results()[0].token_ids) == 5
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])  # the draw in the step that asks, and after it
+def test_what_is_drawn_from_a_question_fails_alone(logprobs, monkeypatch):
+    judged = ChainScorer.judged
+
+    def asked(self, seq, *arguments):
+        question = judged(self, seq, *arguments)
+        if seq.tokens[0] == 1:
+            question.then = lambda p_LV: p_LV["no such row"]
+        return question
+
+    monkeypatch.setattr(ChainScorer, "judged", asked)
+    m = stepped(fresh(lanes=2))
+    how = dict(method="lookup", max_tokens=5, ignore_eos=True, logprobs=logprobs)
+    bad, good = m.submit([1, 2, 1, 2], **how), m.submit([3, 2, 3, 2], **how)
+    m.engine.run()
+    assert bad.results()[0].finish_reason == "error" and good.results()[0].error is None
+    assert len(good.results()[0].token_ids) == 5
 
 
 def test_a_forward_that_fails_leaves_no_wrong_memory():

@@ -1,14 +1,11 @@
 """What the host does in a step: nothing on tensors sequence by sequence, and nothing twice."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from forerun.checkpoints import tiny
-from forerun.engine import graphs
 from forerun.engine.cache import Memo
 from forerun.engine.pages import PagePool, PageShape, PageTable
 from forerun.engine.rules import LawSource
@@ -18,8 +15,7 @@ from forerun.probability.logits import Warp, Warps
 from forerun.probability.noise import uniform, uniforms, uniforms_ahead
 from forerun.probability.pending import PendingLaws
 from forerun.sequence.rows import Plan, causal_rows
-
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.helpers import without_device
 
 
 class CountedCalls(TorchFunctionMode):
@@ -36,9 +32,7 @@ LENGTHS = {"jacobi": {"block": 16}, "lookup": {"k": 10}, "speculative": {"k": 5}
 
 @pytest.mark.parametrize("method", ["ar", "jacobi", "lookup", "speculative"])
 def test_a_step_calls_torch_as_often_for_many_sequences_as_for_few(method, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    monkeypatch.setattr(graphs, "check_logits", graphs.check_logits)  # put back afterwards
-    no_device = pytest.importorskip("no_device")
+    no_device = without_device(monkeypatch)
     text = list(range(20)) * 10
     script = no_device.Script(*[lambda seq, at: text[at]] * 3)
     draft = Causal() if method == "speculative" else None

@@ -59,6 +59,8 @@ def model(lanes, **settings):
 
 def looked_up(m, prompts=PROMPTS[:3], **options):
     how = dict(method="lookup", max_tokens=40, ignore_eos=True)
+    if options.get("method", "lookup") == "lookup":
+        how["k"] = 10  # else it would hang on what forwards cost here
     return said(m.generate(prompts, **{**how, **options}))
 
 
@@ -99,7 +101,8 @@ def mostly_right(begun, monkeypatch):
 
 
 def test_copies_that_are_accepted_are_gone_on_from(mostly_right, begun, monkeypatch):
-    results = model(3).generate(PROMPTS[:3], method="lookup", max_tokens=40, ignore_eos=True)
+    how = dict(k=10, max_tokens=40, ignore_eos=True)
+    results = model(3).generate(PROMPTS[:3], method="lookup", **how)
     steps = min(r.stats.forwards for r in results)
     assert steps < 16 and begun.count(3) >= steps - 4, begun
     monkeypatch.setattr(Engine, "prefetches", False)
@@ -117,8 +120,8 @@ def test_going_ahead_changes_only_speed(sampling, lanes, begun, monkeypatch):
 
 
 def test_nearly_every_step_begins_ahead(begun):
-    m = model(3)
-    results = m.generate(PROMPTS[:3], method="lookup", max_tokens=40, ignore_eos=True)
+    how = dict(k=10, max_tokens=40, ignore_eos=True)
+    results = model(3).generate(PROMPTS[:3], method="lookup", **how)
     steps = min(r.stats.forwards for r in results)
     assert begun.count(3) >= steps - 4, begun
 
@@ -152,19 +155,39 @@ def test_the_device_finds_the_copies_that_the_host_finds(find, seed, monkeypatch
         assert copied == (continuation(whole, run, count) or [-1] * count)
 
 
-@pytest.mark.parametrize("window", [4, 16])
-def test_only_the_last_tokens_are_searched(window, begun, monkeypatch):
-    right = looked_up(model(2))
-    monkeypatch.setattr(prefetch_copies, "WINDOW", window)
+@pytest.mark.parametrize("prompts,much", [(1, 4), (2, 30)])
+def test_texts_that_are_too_much_to_search_are_left_to_the_host(prompts, much, begun, monkeypatch):
+    right = looked_up(model(2), prompts=PROMPTS[:prompts])
+    assert begun
+    monkeypatch.setattr(prefetch_copies, "MOST_SEARCHED", much)
     begun.clear()
-    assert looked_up(model(2)) == right and begun
+    assert looked_up(model(2), prompts=PROMPTS[:prompts]) == right and len(begun) < 20
+    monkeypatch.setattr(prefetch_copies, "MOST_SEARCHED", 0)
+    begun.clear()
+    assert looked_up(model(2), prompts=PROMPTS[:prompts]) == right and not begun
+
+
+def test_more_rows_than_are_captured_are_not_made_for_nothing(begun, monkeypatch):
+    rows = []
+    make = CopyPrefetch.batch
+
+    def noted(self, applied):
+        rows.append(sum(self.rows_of.values()))
+        return make(self, applied)
+
+    monkeypatch.setattr(CopyPrefetch, "batch", noted)
+    right = looked_up(model(3), k=9, adapt=False)
+    assert max(rows) == 30
+    rows.clear()
+    monkeypatch.setattr(prefetch_copies, "SIZES", (1, 20))
+    assert looked_up(model(3), k=9, adapt=False) == right and max(rows) <= 20
 
 
 def test_a_text_that_ends_leaves_the_others_what_was_begun(mostly_right, begun):
     whole = looked_up(model(2), prompts=PROMPTS[:2])
     begun.clear()
     m = stepped(model(2))
-    how = dict(method="lookup", max_tokens=40, ignore_eos=True)
+    how = dict(method="lookup", k=10, max_tokens=40, ignore_eos=True)
     text = whole[0][0]
     jobs = [m.submit(PROMPTS[0], stop_token_ids=[text[25]], **how), m.submit(PROMPTS[1], **how)]
     m.engine.run()
@@ -178,7 +201,7 @@ def test_who_joins_in_the_midst_changes_nothing(mostly_right, begun):
     m = stepped(model(3))
     jobs = []
     for prompt in PROMPTS[:3]:
-        jobs.append(m.submit(prompt, method="lookup", max_tokens=40, ignore_eos=True))
+        jobs.append(m.submit(prompt, method="lookup", k=10, max_tokens=40, ignore_eos=True))
         for _ in range(7):
             m.engine.step()
     m.engine.run()
@@ -213,16 +236,21 @@ def interrupted_at(left, outcomes):
     return interrupted
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])  # draws in the step that asks, and after it
 @pytest.mark.parametrize("at", range(1, 9))
-def test_an_interrupt_before_outcomes_arrive_changes_nothing(at, mostly_right, begun, monkeypatch):
+def test_an_interrupt_before_outcomes_arrive_changes_nothing(
+    at, logprobs, mostly_right, begun, monkeypatch
+):
     """The draw is made again, and the slots may not hold any more what it judged."""
-    right = looked_up(model(1), prompts=PROMPTS[:1], logprobs=0, k=6, adapt=False)
+    how = dict(k=6, adapt=False, max_tokens=40, ignore_eos=True)
+    if logprobs is not None:
+        how["logprobs"] = logprobs
+    right = looked_up(model(1), prompts=PROMPTS[:1], **how)
     left = [at]
     for kind in (Applied, Decided):
         monkeypatch.setattr(kind, "outcomes", interrupted_at(left, kind.outcomes))
     m = stepped(model(1))
-    how = dict(method="lookup", max_tokens=40, ignore_eos=True, logprobs=0, k=6, adapt=False)
-    job = m.submit(PROMPTS[0], **how)
+    job = m.submit(PROMPTS[0], method="lookup", **how)
     while m.engine.busy:
         with suppress(KeyboardInterrupt):
             m.engine.step()

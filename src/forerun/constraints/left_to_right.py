@@ -142,7 +142,9 @@ class LeftToRight(Generic[State]):
         states = self._states(chain, max(prefixes, default=0))
         rows = [
             self._mask(states[length])
-            if position == self.next + length and length < len(states)
+            if position == self.next + length
+            and length < len(states)
+            and not (length and self._is_over(states[length]))
             else None
             for length, position in zip(prefixes, positions)
         ]
@@ -194,6 +196,12 @@ class LeftToRight(Generic[State]):
 
     def _mask(self, state: State) -> np.ndarray:
         return self.known(state).mask_W
+
+    def _is_over(self, state: State) -> bool:
+        """Does a text end with the token that leads here, and no token may say so? A draft may lead
+        here, and what its last row would draw is for nobody."""
+        known = self.known(state)
+        return known.accepts and not known.many and not known.mask_W.any()
 
     def open_states(self, chain: Sequence[int]) -> list[Node]:
         """The states along a chain whose masks an engine has not been asked for."""

@@ -2,8 +2,8 @@
 of model, kept in a file, and corrected by the steps that really ran.
 
 A *step* is everything from one verdict to the next: the forward, its rules, and what the host does
-beside them. It is *judged* if somebody has drafted: then nothing was begun ahead. Times of steps
-are noisy, so medians count. Nothing that is drawn depends on these numbers: they say how many
+beside them. It is *judged* if somebody has drafted: then less was begun ahead. Times of steps are
+noisy, so medians count. Nothing that is drawn depends on these numbers: they say how many
 tokens are worth drafting, and exact methods draw the same from any draft.
 """
 

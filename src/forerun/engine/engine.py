@@ -740,15 +740,16 @@ class Engine:
         if not all(map(wants_only_draw, served)):
             return None
         began = time.perf_counter()
-        draws = []
+        draws: list[Draw[Any]] = []
         first = 0
         for one in served:
             question = question_of(one)
-            assert question.then is not None
             rows = question.plan.read_count
-            draws.append(
-                question.then(PendingLaws.of(logits_RV, first, rows, one.seq.history.sampling))
-            )
+            laws = PendingLaws.of(logits_RV, first, rows, one.seq.history.sampling)
+            draw = drawn_from(question, [laws])
+            if not isinstance(draw, Draw):
+                return None  # who fails, fails alone
+            draws.append(draw)
             one.last_question = question
             first += rows
         answers = self._decide(served, draws, began, in_step=in_step)
@@ -826,13 +827,11 @@ class Engine:
                 first += rows
             if question.seq.recorder is not None:
                 show_to_recorder(question, logits_RV[begin:first], answer)
-            laws = len(answer)
+            drawn = drawn_from(question, answer)
             if question.features:
                 rows = question.plan.stored
                 answer.append(host_of(one).features(one.lane, rows, question.features))
-            answers.append(
-                answer if question.then is None else question.then(joined(answer[:laws]))
-            )
+            answers.append(answer if drawn is None else drawn)
         self.clock.rules += time.perf_counter() - began
         return answers
 
@@ -875,6 +874,18 @@ def check_coroutine(started: object) -> None:
     """Refuse a method that is no `async` function."""
     if not isinstance(started, Coroutine):
         raise NotAble(f"a method must be an async function; this one returned {started!r}.")
+
+
+def drawn_from(
+    question: Question, laws: Sequence[Tensor | BlankLaws]
+) -> Draw[Any] | Exception | None:
+    """What a question has drawn from its laws, if anything, or what stands in the way of that."""
+    if question.then is None:
+        return None
+    try:
+        return question.then(joined(laws))
+    except Exception as error:
+        return error
 
 
 def joined(laws: Sequence[Tensor | BlankLaws]) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.copies import copies_after
+from forerun.engine.graphs import SIZES
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved
 from forerun.engine.prefetch import Source
@@ -27,7 +28,8 @@ from forerun.probability.transfer import HostCopy, to_device
 from forerun.sequence.canvas import Begun, Copies
 from forerun.sequence.rows import PlainText, Plan, text_and_chain
 
-WINDOW = 4096  # last tokens of a text that are searched
+# Tokens of all texts, which are sent each time; more of them are left to the host.
+MOST_SEARCHED = 1 << 17
 LONGEST_RUN = 8  # of last tokens that are looked up
 # Parameters for each sequence, below which the host takes longer for rows that are begun ahead than
 # the device for the forward: on an H200 it paid for one text of SmolLM2-135M, not for eight.
@@ -58,6 +60,8 @@ class CopyPrefetch(JudgeBegun):
         if host.backbone.cost < LEAST_COST_EACH * len(running):
             return None
         self = cls(host, running, copies)
+        if sum(self.rows_of.values()) > SIZES[-1] or self._searched > MOST_SEARCHED:
+            return None
         ends = [one.seq.known + 1 + self._most + n for one, n in zip(running, self.lengths)]
         if not all(map(self._is_likely, running, ends)):
             return None
@@ -67,6 +71,11 @@ class CopyPrefetch(JudgeBegun):
             host.memos[one.lane].pages_needed(one.seq.known, end) for one, end in zip(running, ends)
         )
         return self if host.pool.ensure(pages) else None
+
+    @property
+    def _searched(self) -> int:
+        """Tokens that are searched, with those that pad."""
+        return len(self.texts) * max(map(len, self.texts))
 
     def _is_likely(self, one: Running, end: int) -> bool:
         """Do slots hold its text and the draft that is judged, and are there some for the next?"""
@@ -102,11 +111,10 @@ class CopyPrefetch(JudgeBegun):
     def _copies(self, verdicts: Verdicts) -> Tensor:
         """The next copy of each sequence."""
         device = self.host.device
-        texts = [text[-WINDOW:] for text in self.texts]
-        lengths = [len(text) for text in texts]
+        lengths = [len(text) for text in self.texts]
         longest = max(n + len(x) for n, x in zip(lengths, self.judged))
-        rows_BT = np.zeros((len(texts), longest + 1), np.int64)
-        for row_T, text, judged in zip(rows_BT, texts, self.judged):
+        rows_BT = np.zeros((len(lengths), longest + 1), np.int64)
+        for row_T, text, judged in zip(rows_BT, self.texts, self.judged):
             row_T[: len(text)] = text
             row_T[len(text) : len(text) + len(judged)] = judged
         end_B = to_device(lengths, torch.long, device) + verdicts.accepted_B
