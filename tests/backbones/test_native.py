@@ -69,15 +69,23 @@ def test_codes_and_offsets_of_a_checkpoint_are_kept():
     assert (found - expected).norm() / expected.norm() < 0.01
 
 
-def has_avx2():
+def built_for(processor, *instructions):
+    """Flags for another processor, where this one has its instructions."""
     cpu = Path("/proc/cpuinfo")
-    return cpu.exists() and {"avx2", "fma"} <= set(cpu.read_text().split())
+    has_all = cpu.exists() and {*instructions} <= set(cpu.read_text().split())
+    here = pytest.mark.skipif(not has_all, reason=f"no {instructions} here")
+    return pytest.param([f"-march={processor}"], marks=here, id=processor)
 
 
-NO_AVX2 = pytest.mark.skipif(not has_avx2(), reason="no AVX2 here")
+OTHERS = [
+    pytest.param([], id="any"),
+    built_for("haswell", "avx2", "fma"),
+    built_for("skylake-avx512", "avx512f", "avx512bw"),
+    built_for("cascadelake", "avx512f", "avx512bw", "avx512_vnni"),
+]
 
 
-@pytest.mark.parametrize("flags", [[], pytest.param(["-march=haswell"], marks=NO_AVX2)])
+@pytest.mark.parametrize("flags", OTHERS)
 def test_code_for_other_processors_gives_the_bits_of_this_ones(flags, monkeypatch, tmp_path):
     torch.manual_seed(0)
     weight_OI, x_TI = torch.randn(42, 96), torch.randn(13, 96)
@@ -215,6 +223,7 @@ SHAPES = [
     ("qwen2", {"num_key_value_heads": 4}),  # biases
     ("qwen3", {"head_dim": 32}),  # norms of heads
     ("llama", {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}),
+    ("llama", {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128}),
 ]
 
 
@@ -237,8 +246,8 @@ def test_a_forward_is_torchs_own_with_the_same_products(arch, shape, quantize):
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(arch, shape, quantize):
     backbone = loaded(quantize, arch, **shape).backbone
-    alone = logits_in_steps(backbone, [1] * 64)
-    for sizes in ([2] * 32, [8] * 8, [16] * 4, [64], [1, 7, 30, 26], [3, 15, 46]):
+    alone = logits_in_steps(backbone, [1] * 70)  # a page, and some of the next
+    for sizes in ([2] * 35, [7] * 10, [16] * 4 + [6], [70], [1, 11, 30, 28], [3, 15, 52]):
         assert torch.equal(logits_in_steps(backbone, sizes), alone), sizes
 
 

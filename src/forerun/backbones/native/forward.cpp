@@ -31,7 +31,7 @@
 namespace {
 
 constexpr int GROUP = 32;
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
 constexpr int SIDE = 16;  // outputs of a block: as many as a register has sums
 #elif defined(__AVX2__) && defined(__FMA__)
 constexpr int SIDE = 8;
@@ -41,10 +41,13 @@ constexpr int SIDE = 4;
 constexpr int MOST_ROWS = 8;  // that meet a block at once
 constexpr int STRIP = 16;  // outputs of a strip
 #if defined(__AVX512F__)
-constexpr int STRIP_ROWS = 8;  // rows that meet a strip at once: their sums stay in registers
+constexpr int STRIP_ROWS = 16;  // rows that meet a strip at once: their sums stay in registers
+constexpr int SEEN_AT_ONCE = 256;  // numbers that attention adds up: they stay there, too
 #else
 constexpr int STRIP_ROWS = 6;
+constexpr int SEEN_AT_ONCE = 64;
 #endif
+constexpr int MOST_TOGETHER = 4;  // queries that look at slots together
 constexpr int BLOCK_AHEAD = 2048;  // bytes: a block is loaded so far before it is met
 constexpr int STRIP_AHEAD = 48;  // inputs: a strip is loaded so far before it is met
 constexpr int FLOATS = 32;  // bits
@@ -190,9 +193,61 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     for (int r = 0; r < R; ++r) vst1q_f32(y + r * SIDE, total[r]);
 }
 
-#elif defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#elif defined(__AVX512BW__)
 
-// Sums of groups of four products, 16 outputs at a time, in registers for all rows at once.
+// Products of sixteen outputs' weights, four inputs of each, with four codes of a row, added to sums
+// of whole numbers: of 32 bits, or of 16 where the processor adds no four products at once and all
+// sixteen of a group, of 4 bits by 8, have room in them.
+template <int BITS>
+struct Weights {
+    __m512i w;
+#if !defined(__AVX512VNNI__)
+    __mmask64 negative = 0;
+#endif
+
+    // The instructions take weights without a sign: 128 more than they are, or their size.
+    explicit Weights(__m512i codes) : w(codes) {
+        if constexpr (BITS == 8) {
+#if defined(__AVX512VNNI__)
+            w = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+#else
+            w = _mm512_abs_epi8(codes);
+            negative = _mm512_movepi8_mask(codes);
+#endif
+        }
+    }
+
+    __m512i add_to(__m512i sum, const int8_t* codes) const {
+        int32_t four;
+        std::memcpy(&four, codes, 4);
+        __m512i some = _mm512_set1_epi32(four);
+#if defined(__AVX512VNNI__)
+        return _mm512_dpbusd_epi32(sum, w, some);
+#else
+        if constexpr (BITS == 4) return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, some));
+        some = _mm512_mask_sub_epi8(some, negative, _mm512_setzero_si512(), some);
+        const __m512i pairs = _mm512_maddubs_epi16(w, some);
+        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+    }
+
+    // Sums of a group, from those that were added up; `whole` is the sum of a row's codes.
+    static __m512i first([[maybe_unused]] int32_t whole) {
+#if defined(__AVX512VNNI__)
+        if constexpr (BITS == 8) return _mm512_set1_epi32(-128 * whole);
+#endif
+        return _mm512_setzero_si512();
+    }
+
+    static __m512i last(__m512i sum) {
+#if !defined(__AVX512VNNI__)
+        if constexpr (BITS == 4) return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
+#endif
+        return sum;
+    }
+};
+
+// Sums of groups, 16 outputs at a time, in registers for all rows at once.
 template <int BITS, int R>
 inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
     __m512 total[R];
@@ -200,7 +255,7 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     const int8_t* codes = x.codes + row * groups * GROUP;
     const float* scales = x.scales + row * groups;
     [[maybe_unused]] const float* sums = x.sums + row * groups;
-    [[maybe_unused]] const int32_t* wholes = x.wholes + row * groups;
+    const int32_t* wholes = x.wholes + row * groups;
     const auto sixteen_bfloat16 = [](const uint8_t* from) {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -208,34 +263,30 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
         for (int64_t line = 0; line < block_bytes(BITS); line += 64)
             __builtin_prefetch(block + BLOCK_AHEAD + line);
-        __m512i w[8];
-        if constexpr (BITS == 4) {
-            const __m512i low = _mm512_set1_epi8(15);
-            for (int j = 0; j < 4; ++j) {
-                const __m512i pair = _mm512_loadu_si512(block + 64 * j);
-                w[j] = _mm512_and_si512(pair, low);
-                w[4 + j] = _mm512_and_si512(_mm512_srli_epi16(pair, 4), low);
-            }
-        } else {
-            // the instruction takes weights without a sign: 128 more than they are
-            for (int j = 0; j < 8; ++j)
-                w[j] = _mm512_xor_si512(_mm512_loadu_si512(block + 64 * j), _mm512_set1_epi8(-128));
-        }
         __m512i whole[R];
-        for (int r = 0; r < R; ++r)
-            whole[r] = BITS == 4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * wholes[g * R + r]);
+        for (int r = 0; r < R; ++r) whole[r] = Weights<BITS>::first(wholes[g * R + r]);
+        const auto add = [&](const Weights<BITS>& weights, int64_t at) {
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j)
+            for (int r = 0; r < R; ++r)
+                whole[r] = weights.add_to(whole[r], codes + (g * R + r) * GROUP + at);
+        };
+        // codes of the first sixteen inputs lie below those of the others in 4 bits, else before them
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                int32_t some;
-                std::memcpy(&some, codes + (g * R + r) * GROUP + 4 * j, 4);
-                whole[r] = _mm512_dpbusd_epi32(whole[r], w[j], _mm512_set1_epi32(some));
+        for (int j = 0; j < BITS; ++j) {
+            const __m512i line = _mm512_loadu_si512(block + 64 * j);
+            if constexpr (BITS == 4) {
+                const __m512i low = _mm512_set1_epi8(15);
+                add(Weights<BITS>(_mm512_and_si512(line, low)), 4 * j);
+                add(Weights<BITS>(_mm512_and_si512(_mm512_srli_epi16(line, 4), low)), 16 + 4 * j);
+            } else {
+                add(Weights<BITS>(line), 4 * j);
             }
+        }
         const __m512 scale = sixteen_bfloat16(block + 4 * BITS * SIDE);
         for (int r = 0; r < R; ++r) {
             const __m512 by = _mm512_mul_ps(scale, _mm512_set1_ps(scales[g * R + r]));
-            total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[r]), by, total[r]);
+            const __m512 sum = _mm512_cvtepi32_ps(Weights<BITS>::last(whole[r]));
+            total[r] = _mm512_fmadd_ps(sum, by, total[r]);
         }
         if constexpr (BITS == 4) {
             const __m512 offset = sixteen_bfloat16(block + 18 * SIDE);
@@ -360,16 +411,16 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
 template <int R>
 inline void meet_strip(const float* strip, int64_t inputs, const float* x, float* y) {
     __m512 total[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
         __builtin_prefetch(strip + STRIP_AHEAD * STRIP);
         const __m512 w = _mm512_loadu_ps(strip);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
             total[r] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[r * inputs + i]), total[r]);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(y + r * STRIP, total[r]);
 }
 
@@ -777,21 +828,62 @@ inline void fetch(const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i += 16) __builtin_prefetch(from + i);
 }
 
-// Products of a query and some keys, that lie a step apart, four at a time.
+// Products of a query and a key, as many sums as there are lanes.
 template <int D>
-inline void score(const float* q, const float* keys, int64_t step, int64_t size, int64_t count,
-                  float scale, float* scores) {
+inline Sixteen products(const float* q, const float* key) {
+    Sixteen all = {};
+    for (int i = 0; i < D; i += 16) all += load<Sixteen>(q + i) * load<Sixteen>(key + i);
+    return all;
+}
+
+#if defined(__AVX512F__)
+
+// What `in_four` makes of four of them, in the order of the keys.
+inline __m512 four_in_four(const Sixteen* all) {
+    const auto halved = [](__m512 a, __m512 b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    const auto of = [&](int k) { return reinterpret_cast<__m512>(all[k]); };
+    return halved(halved(of(0), of(1)), halved(of(2), of(3)));
+}
+
+// Scores of sixteen keys: the same sums, with fewer moves within registers.
+template <int D>
+inline void score_sixteen(const float* q, const float* keys, int64_t step, float scale,
+                          float* scores) {
+    const auto in_pairs = [](__m512 a, __m512 b) {
+        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+    };
+    __m512 fours[4];
+#pragma GCC unroll 4
+    for (int f = 0; f < 4; ++f) {
+        Sixteen all[4];
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) all[k] = products<D>(q, keys + (4 * f + k) * step);
+        fours[f] = four_in_four(all);
+    }
+    const __m512 found = in_pairs(in_pairs(fours[0], fours[1]), in_pairs(fours[2], fours[3]));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512 scaled = _mm512_mul_ps(found, _mm512_set1_ps(scale));
+    _mm512_storeu_ps(scores, _mm512_permutexvar_ps(order, scaled));
+}
+
+#endif
+
+// Scores of some keys, that lie a step apart. Not inlined: it is called in many places, which would all
+// be compiled.
+template <int D>
+__attribute__((noinline)) void score(const float* q, const float* keys, int64_t step, int64_t size,
+                                     int64_t count, float scale, float* scores) {
     int64_t s = 0;
     if constexpr (D > 0) {
+#if defined(__AVX512F__)
+        for (; s + 16 <= count; s += 16)
+            score_sixteen<D>(q, keys + s * step, step, scale, scores + s);
+#endif
         for (; s + 4 <= count; s += 4) {
             Four found[4];
-            for (int k = 0; k < 4; ++k) {
-                const float* key = keys + (s + k) * step;
-                fetch(key + AHEAD * step, D);
-                Sixteen all = {};
-                for (int i = 0; i < D; i += 16) all += load<Sixteen>(q + i) * load<Sixteen>(key + i);
-                found[k] = in_four(all);
-            }
+            for (int k = 0; k < 4; ++k) found[k] = in_four(products<D>(q, keys + (s + k) * step));
             const Four four = added_in_pairs(added_in_pairs(found[0], found[1]),
                                              added_in_pairs(found[2], found[3])) * scale;
             std::memcpy(scores + s, &four, sizeof four);
@@ -816,7 +908,7 @@ inline float largest(const float* x, int64_t count) {
 }
 
 // Scores to shares of a whole that is returned. Sums are of every sixteenth.
-inline float share_out(float* scores, int64_t count) {
+__attribute__((noinline)) float share_out(float* scores, int64_t count) {
     const float most = largest(scores, count);
     for (int64_t s = 0; s < count; ++s) scores[s] = exponential(scores[s] - most);
     Sixteen mass = {};
@@ -827,58 +919,138 @@ inline float share_out(float* scores, int64_t count) {
     return added(in_four(mass + rest));
 }
 
-// Attention of one row of one head over its slots. With D, heads have that size, and what is added
-// up stays in registers.
+// One row of one head, and what it looks at: slots [0, near) and [lo, hi) of its lane.
+struct Query {
+    const float* q;
+    float* scores;
+    float* to;
+    int64_t near, lo, hi;
+};
+
+// The keys and values of one head in one lane; those of a slot lie a step behind the last one's.
+struct Seen {
+    int64_t lane;
+    const float* keys;
+    const float* values;
+    int64_t step, size;
+};
+
+// What queries add up of values: numbers that stay in registers if heads have a size that is known.
 template <int D>
-inline void attend_one(const Rows& rows, int64_t row, const float* q, const float* keys,
-                       const float* values, int64_t step, int64_t any_size, float* scores,
-                       float* to) {
-    using Some = std::conditional_t<(D > 0), Sixteen, Four>;
+using Sums = std::conditional_t<(D > 0), Sixteen, Four>[(D ? D : MOST_HEAD) / (D ? 16 : 4)];
+
+// Add values of some slots to the sums of N queries, whose shares of these begin at `from`.
+template <int D, int N>
+void gather(const Seen& seen, const Query* query, int64_t place, int64_t slots, int64_t from,
+            Sums<D>* sums) {
+    using Some = std::remove_extent_t<Sums<D>>;
     constexpr int64_t wide = sizeof(Some) / sizeof(float);
-    const int64_t size = D ? D : any_size, lane = rows.lanes[row];
-    const int64_t near = rows.horizon[row];
-    const int64_t lo = std::max<int64_t>(rows.lo[row], near), hi = rows.hi[row];
-    const float scale = 1.0f / std::sqrt(static_cast<float>(size));
-    int64_t count = 0;
-    const auto look = [&](int64_t place, int64_t number) {
-        score<D>(q, keys + place * step, step, size, number, scale, scores + count);
-        count += number;
-    };
-    each_page(rows, lane, 0, near, look);
-    each_page(rows, lane, lo, hi, look);
-    const float mass = share_out(scores, count);
-    Some seen[(D ? D : MOST_HEAD) / wide] = {};
-    const float* p = scores;
-    const auto gather = [&](int64_t place, int64_t number) {
-        for (int64_t s = 0; s < number; ++s, ++p) {
-            const float* value = values + (place + s) * step;
-            fetch(value + AHEAD * step, size);
-            for (int64_t i = 0; i < size / wide; ++i) seen[i] += *p * load<Some>(value + wide * i);
+    const int64_t size = D ? D : seen.size;
+    Sums<D> own[N];
+    std::memcpy(own, sums, sizeof own);
+    for (int64_t s = 0; s < slots; ++s) {
+        const float* value = seen.values + (place + s) * seen.step;
+        fetch(value + AHEAD * seen.step, size);
+        for (int64_t i = 0; i < size / wide; ++i) {
+            const Some some = load<Some>(value + wide * i);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) own[n][i] += query[n].scores[from + s] * some;
         }
+    }
+    std::memcpy(sums, own, sizeof own);
+}
+
+// Attention of some queries that look at the same slots, but for the last ones. What one of them adds
+// up, and in which order, does not hang on who is beside it.
+template <int D, int... LESS>
+void attend_together(const Rows& rows, const Seen& seen, const Query* query, int count,
+                     std::integer_sequence<int, LESS...>) {
+    constexpr decltype(&gather<D, 1>) gathers[] = {gather<D, LESS + 1>...};
+    const float scale = 1.0f / std::sqrt(static_cast<float>(seen.size));
+    int64_t common = query[0].near;
+    for (int n = 1; n < count; ++n) common = std::min(common, query[n].near);
+    // what only one of them looks at: run(place of the first, slots, how many it has seen before)
+    const auto each_own = [&](const Query& one, auto run) {
+        int64_t before = common;
+        const auto counted = [&](int64_t place, int64_t slots) {
+            run(place, slots, before);
+            before += slots;
+        };
+        each_page(rows, seen.lane, common, one.near, counted);
+        each_page(rows, seen.lane, one.lo, one.hi, counted);
+        return before;
     };
-    each_page(rows, lane, 0, near, gather);
-    each_page(rows, lane, lo, hi, gather);
-    for (int64_t i = 0; i < size / wide; ++i) {
-        const Some share = seen[i] / mass;
-        std::memcpy(to + wide * i, &share, sizeof share);
+    const auto look = [&](const Query& one, int64_t place, int64_t slots, int64_t before) {
+        score<D>(one.q, seen.keys + place * seen.step, seen.step, seen.size, slots, scale,
+                 one.scores + before);
+    };
+    int64_t before = 0;
+    each_page(rows, seen.lane, 0, common, [&](int64_t place, int64_t slots) {
+        // keys of one head lie so far apart that few of them stay in the nearest cache
+        for (int64_t some; slots > 0; slots -= some, place += some, before += some) {
+            some = std::min<int64_t>(slots, 16);
+            for (int64_t s = place; s < place + 16; ++s) {
+                fetch(seen.keys + (s + 16) * seen.step, seen.size);
+                fetch(seen.values + s * seen.step, seen.size);
+            }
+            for (int n = 0; n < count; ++n) look(query[n], place, some, before);
+        }
+    });
+    float mass[sizeof...(LESS)];
+    for (int n = 0; n < count; ++n) {
+        const auto look_own = [&](int64_t place, int64_t slots, int64_t at) {
+            look(query[n], place, slots, at);
+        };
+        mass[n] = share_out(query[n].scores, each_own(query[n], look_own));
+    }
+    Sums<D> sums[sizeof...(LESS)] = {};
+    before = 0;
+    each_page(rows, seen.lane, 0, common, [&](int64_t place, int64_t slots) {
+        gathers[count - 1](seen, query, place, slots, before, sums);
+        before += slots;
+    });
+    for (int n = 0; n < count; ++n) {
+        each_own(query[n], [&](int64_t place, int64_t slots, int64_t at) {
+            gather<D, 1>(seen, query + n, place, slots, at, sums + n);
+        });
+        const float* found = reinterpret_cast<const float*>(sums[n]);
+        for (int64_t i = 0; i < seen.size; ++i) query[n].to[i] = found[i] / mass[n];
+    }
+}
+
+// A thread's share of queries. Those of the heads that share a key head lie together, row by row.
+template <int D>
+void attend_with(const Model& model, const Rows& rows, const float* kept, const float* qkv,
+                 float* scores, int64_t slots, float* out) {
+    constexpr int most = D ? std::min(MOST_TOGETHER, std::max(1, SEEN_AT_ONCE / D)) : 1;
+    const int64_t size = model.head_dim, all = model.heads + 2 * model.key_heads;
+    const int64_t fold = model.heads / model.key_heads, beside = rows.rows * fold;
+    const Share share(rows.rows * model.heads);
+    for (int64_t item = share.first; item < share.end;) {
+        const int64_t key_head = item / beside, lane = rows.lanes[item % beside / fold];
+        const float* keys = kept + key_head * size;
+        const float* values = keys + model.key_heads * size;
+        const Seen seen = {lane, keys, values, 2 * model.key_heads * size, size};
+        Query query[most];
+        int count = 0;
+        for (; count < most && item < share.end && item / beside == key_head; ++count, ++item) {
+            const int64_t row = item % beside / fold, head = key_head * fold + item % fold;
+            if (rows.lanes[row] != lane) break;
+            const int64_t near = rows.horizon[row], lo = std::max<int64_t>(rows.lo[row], near);
+            query[count] = {qkv + (row * all + head) * size, scores + count * slots,
+                            out + (row * model.heads + head) * size, near, lo, rows.hi[row]};
+        }
+        attend_together<D>(rows, seen, query, count, std::make_integer_sequence<int, most>());
     }
 }
 
 void attend(const Model& model, const Rows& rows, const float* kept, const float* qkv,
-            float* scores, float* out) {
-    const int64_t size = model.head_dim, all = model.heads + 2 * model.key_heads;
-    const int64_t fold = model.heads / model.key_heads, step = 2 * model.key_heads * size;
-    const auto run = size == 32    ? attend_one<32>
-                     : size == 64  ? attend_one<64>
-                     : size == 128 ? attend_one<128>
-                                   : attend_one<0>;
-    const Share share(rows.rows * model.heads);
-    for (int64_t item = share.first; item < share.end; ++item) {
-        const int64_t row = item / model.heads, head = item % model.heads;
-        const float* keys = kept + head / fold * size;
-        run(rows, row, qkv + (row * all + head) * size, keys, keys + model.key_heads * size, step,
-            size, scores, out + item * size);
-    }
+            float* scores, int64_t slots, float* out) {
+    const auto run = model.head_dim == 32    ? attend_with<32>
+                     : model.head_dim == 64  ? attend_with<64>
+                     : model.head_dim == 128 ? attend_with<128>
+                                             : attend_with<0>;
+    run(model, rows, kept, qkv, scores, slots, out);
 }
 
 // The inputs of a matrix, in so much memory as they take as floats.
@@ -900,7 +1072,7 @@ struct Memory {
         seen = qkv + rows * all;
         inputs = qkv + rows * std::max(all + std::max(heads, m.hidden), 2 * m.inner);
         scores = inputs + rows * std::max({m.hidden, m.inner, heads});
-        end = scores + threads * slots;
+        end = scores + threads * slots * MOST_TOGETHER;
     }
 };
 
@@ -967,7 +1139,7 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
     Barrier barrier;
     helpers->share(rows.threads, [&] {
         const auto wait = [&] { barrier.wait(); };
-        float* scores = x + at.scores + member.own * slots;
+        float* scores = x + at.scores + member.own * slots * MOST_TOGETHER;
         int64_t count = rows.rows;
         const auto keep_those_read = [&] {
             if (member.own == 0) {
@@ -995,7 +1167,7 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
             wait();
             turn_and_keep(m, layer, rows, rows.kept[index], qkv);
             wait();
-            attend(m, rows, rows.kept[index], qkv, scores, seen);
+            attend(m, rows, rows.kept[index], qkv, scores, slots, seen);
             wait();
             put_rows(seen, of_out);
             wait();
