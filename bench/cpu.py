@@ -501,6 +501,15 @@ def task_prompts(model: forerun.Model) -> dict[str, list[int]]:
 # -- the page -----------------------------------------------------------------------------------
 
 
+def kind() -> str:
+    """Of processor: what its products of few bits are made of decides what pays."""
+    name = platform.machine()
+    cpu = Path("/proc/cpuinfo")
+    if name != "x86_64" or not cpu.exists() or "avx512_vnni" in cpu.read_text().split():
+        return name
+    return f"{name}, no VNNI"
+
+
 def machine() -> str:
     return (
         f"{os.cpu_count()} cores ({platform.machine()}, {_processor()}), "
@@ -519,7 +528,7 @@ def stolen() -> tuple[int, int]:
 
 def add(part: str, file: str, found: dict[str, Any]) -> None:
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
-    own = known.setdefault(platform.machine(), {})
+    own = known.setdefault(kind(), {})
     own.setdefault(part, {}).setdefault(Path(file).stem, {}).update(found)
     own["machine"] = machine()
     OUT.write_text(json.dumps(known, indent=1) + "\n")
