@@ -223,7 +223,7 @@ SHAPES = [
     ("qwen2", {"num_key_value_heads": 4}),  # biases
     ("qwen3", {"head_dim": 32}),  # norms of heads
     ("llama", {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}),
-    ("llama", {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128}),
+    ("llama", {"hidden_size": 192, "num_attention_heads": 6, "head_dim": 128}),  # three share keys
 ]
 
 
