@@ -186,3 +186,9 @@ def test_a_family_that_cannot_read_a_config_is_left_out(monkeypatch):
 
 def tiny_config():
     return network("llama").config
+
+
+def test_every_method_says_what_it_does_in_words_of_its_own():
+    """Some share the speculative loop, and so its docstring."""
+    said = [registry.method_named(name).summary for name in registry.names("methods")]
+    assert all(said) and len(set(said)) == len(said)

@@ -145,6 +145,7 @@ class Method:
     left_to_right: bool = False  # is every blank decided after all before it?
     departs: Departs | None = None  # which options make it approximate to the model
     asks_costs: bool = False  # does it choose by what forwards cost here?
+    about: str = ""  # what it does, where it shares its function with others
 
     def claim(self, options: object) -> Claim:
         """What it promises with these options, an instance of `self.options`."""
@@ -161,7 +162,9 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """The first paragraph of its docstring."""
+        """What it does: the first paragraph of its docstring, unless it has words of its own."""
+        if self.about:
+            return self.about
         paragraphs = (inspect.getdoc(self.run) or "").split("\n\n")
         return " ".join(paragraphs[0].split())
 
@@ -221,12 +224,14 @@ def method(  # noqa: PLR0913 - keywords of a public function
     left_to_right: bool | None = None,
     departs: Departs | None = None,
     asks_costs: bool = False,
+    about: str = "",
 ) -> Callable[[Run], Method]:
     """Make a decoding method of an async function `(seq, target, options[, drafter])`.
 
     It is `left_to_right` if it decides every blank after all before it; not given, if its reference
     is. `departs` tells, of its options, which one makes it approximate to the model, if any does.
-    With `asks_costs`, the engine finds out what forwards cost before it begins.
+    With `asks_costs`, the engine finds out what forwards cost before it begins. `about` says what
+    it does, where the function's docstring does not.
     """
     if guarantee not in GUARANTEES:
         raise BadOption(f"guarantee={guarantee!r} must be 'exact' or 'approximate'.")
@@ -246,6 +251,7 @@ def method(  # noqa: PLR0913 - keywords of a public function
             ordered,
             departs,
             asks_costs,
+            about,
         )
         _defined[name] = made
         return made

@@ -380,6 +380,17 @@ def test_ctrl_c_prints_what_was_decoded_so_far():
     )
 
 
+def test_requests_that_an_interrupt_kept_from_beginning_are_only_counted(monkeypatch):
+    def interrupted(self, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forerun.requests.jobs.Jobs.run", interrupted)
+    words = ["--model", "tiny", "--method", "ar", "--lanes", 1, "--max-tokens", 400, "--ignore-eos"]
+    result = run("generate", "a", "b", *words)
+    assert result.exit_code == 130
+    assert "of 2 requests had not begun" in result.output and " 2 " not in result.stdout
+
+
 def test_help_does_not_wait_for_torch():
     script = "\n".join(
         [

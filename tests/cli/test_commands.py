@@ -14,9 +14,9 @@ from rich.table import Table
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from forerun.cli import COMMANDS, app, main, module_of
+from forerun.cli import COMMANDS, app, common, main, module_of
 from forerun.cli.chat import ChatFlags
-from forerun.cli.common import print_table
+from forerun.cli.common import print_table, progress_bar
 from forerun.cli.decoding import BatchFlags, split_at_dashes, takes_decode_call
 from forerun.cli.generate import GenerateFlags
 from forerun.errors import BadOption
@@ -241,3 +241,14 @@ def test_a_wheel_is_built_without_triton():
 
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     assert [word.split(">")[0] for word in build["requires"]] == ["hatchling"]
+
+
+@pytest.mark.parametrize("quiet,expected", [(False, "taking turns 3 of 9\n"), (True, "")])
+def test_what_takes_long_says_so_where_no_bar_can_be_drawn(quiet, expected, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(common, "stderr_console", Console(stderr=True, quiet=quiet))
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    with progress_bar("taking turns") as progress:
+        for done, now[0] in enumerate((1, 5, 11, 12, 20), 1):
+            progress(done, 9)
+    assert capsys.readouterr().err == expected

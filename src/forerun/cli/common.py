@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ EXTRAS = {
 }
 LINE_BREAK = "\n"
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they change the order of writing
+SECONDS_BETWEEN_LINES = 10  # of progress, where no bar can be drawn
 WIDEST = 10_000  # columns of a table that is only measured
 
 stderr_console = Console(stderr=True)
@@ -98,10 +100,28 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 @contextmanager
 def progress_bar(task: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, to be called with what is done and what there is in all."""
+    """A bar on standard error, to be called with what is done and what there is in all; where that
+    is no terminal, a line now and then."""
+    if not stderr_console.is_terminal:
+        yield ProgressLines(task)
+        return
     with Progress(console=stderr_console, transient=True) as progress:
         bar = progress.add_task(task, total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+class ProgressLines:
+    """Says how far a task is, at most every ten seconds."""
+
+    def __init__(self, task: str):
+        self._task = task
+        self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            stderr_console.print(f"{self._task} {done} of {total}", highlight=False)
 
 
 def print_json(value: object, *, ensure_ascii: bool = True) -> None:

@@ -108,8 +108,14 @@ def generate(call: Call) -> None:
     if out is not None:
         out.write_finished(jobs, all_of_them=True)
     results = jobs.results()
+    unbegun = 0
     for index, result in enumerate(results):
-        _print(result, index, flags, live)
+        if _has_not_begun(result) and not (live or flags.as_json):
+            unbegun += 1
+        else:
+            _print(result, index, flags, live)
+    if unbegun:
+        print_error(f"interrupted: {unbegun} of {len(results)} requests had not begun.")
     if flags.trace:
         write_trace(flags.trace, results, model)
     exit_with(interrupted, any(result.error for result in results))
@@ -222,6 +228,10 @@ def _decode_all(jobs: Jobs, out: ResultFile | None) -> None:
                 out.write_finished(jobs)
 
         jobs.run(show)
+
+
+def _has_not_begun(result: Result) -> bool:
+    return result.finish_reason == "cancelled" and not result.token_ids
 
 
 def _print(result: Result, index: int, flags: GenerateFlags, live: bool) -> None:

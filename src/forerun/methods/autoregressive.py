@@ -21,6 +21,10 @@ async def autoregressive(seq: Canvas, target: ChainScorer, options: NoOptions) -
                 seq.append(token, "sampled")
 
 
-sequential = method("sequential", guarantee="exact", reference="sequential", needs=(SubsetScorer,))(
-    autoregressive.run
-)
+sequential = method(
+    "sequential",
+    guarantee="exact",
+    reference="sequential",
+    needs=(SubsetScorer,),
+    about="One token per forward, blank after blank, each given all that is known on both sides.",
+)(autoregressive.run)

@@ -21,5 +21,11 @@ class PredictedOptions(SpeculativeOptions):
 
 
 predicted = method(
-    "predicted", guarantee="exact", reference="ar", options=PredictedOptions, drafter="predicted"
+    "predicted",
+    guarantee="exact",
+    reference="ar",
+    options=PredictedOptions,
+    drafter="predicted",
+    about="Draft what the caller expects (prediction=…), from where the output has got to in it, "
+    "and judge it in one forward.",
 )(speculative.run)

@@ -22,7 +22,13 @@ class SpecdiffOptions(SpeculativeOptions):
 
 
 specdiff = method(
-    "specdiff", guarantee="exact", reference="ar", options=SpecdiffOptions, drafter="diffusion"
+    "specdiff",
+    guarantee="exact",
+    reference="ar",
+    options=SpecdiffOptions,
+    drafter="diffusion",
+    about="Draft k tokens at once with a model that fills blanks, judge them in one forward, keep "
+    "the longest accepted prefix and one token more (Christopher et al., 2024).",
 )(speculative.run)
 
 
@@ -33,6 +39,7 @@ confidence_specdiff = method(
     options=SpecdiffOptions,
     drafter="diffusion-confidence",
     reason="above temperature 0 the law of a drafted token knows tokens to its right",
+    about="SpecDiff whose drafts are revealed in the order of confidence.",
 )(speculative.run)
 
 
@@ -43,4 +50,5 @@ ddpm_specdiff = method(
     options=SpecdiffOptions,
     drafter="ddpm_cache",
     reason="above temperature 0 the law of a drafted token knows tokens to its right",
+    about="SpecDiff whose drafts are revealed at random, as the paper's sampler does it.",
 )(speculative.run)

@@ -81,5 +81,11 @@ def _reason(accepted: int, drafted: int) -> str:
 
 
 lookup = method(
-    "lookup", guarantee="exact", reference="ar", options=LookupOptions, drafter="lookup"
+    "lookup",
+    guarantee="exact",
+    reference="ar",
+    options=LookupOptions,
+    drafter="lookup",
+    about="Draft what followed the last tokens where they stood before in the text, and judge it "
+    "in one forward: speculative decoding without a second model.",
 )(speculative.run)
