@@ -93,11 +93,11 @@ def test_tokens_that_the_reference_cannot_write_refute(monkeypatch):
     honest = m.submit
 
     def cheating(*args, **kwargs):
+        calls["top_k"] = False  # before its thread begins
         jobs = honest(*args, **kwargs)
         run = jobs.run
 
         def without_top_k():
-            calls["top_k"] = False
             run()
             calls["top_k"] = True
 
