@@ -26,6 +26,6 @@ predicted = method(
     reference="ar",
     options=PredictedOptions,
     drafter="predicted",
-    about="Draft what the caller expects (prediction=…), from where the output has got to in it, "
+    about="Draft what the caller expects (`prediction=`), from where the output has got to in it, "
     "and judge it in one forward.",
 )(speculative.run)

@@ -986,11 +986,13 @@ void attend_together(const Rows& rows, const Seen& seen, const Query* query, int
     };
     int64_t before = 0;
     each_page(rows, seen.lane, 0, common, [&](int64_t place, int64_t slots) {
-        // keys of one head lie so far apart that few of them stay in the nearest cache
+        // Keys of one head lie so far apart that few of them stay in the nearest cache: several
+        // queries go through some of them in turn.
+        const int64_t most = count > 1 ? 16 : slots;
         for (int64_t some; slots > 0; slots -= some, place += some, before += some) {
-            some = std::min<int64_t>(slots, 16);
-            for (int64_t s = place; s < place + 16; ++s) {
-                fetch(seen.keys + (s + 16) * seen.step, seen.size);
+            some = std::min(slots, most);
+            for (int64_t s = place; count > 1 && s < place + some; ++s) {
+                fetch(seen.keys + (s + most) * seen.step, seen.size);
                 fetch(seen.values + s * seen.step, seen.size);
             }
             for (int n = 0; n < count; ++n) look(query[n], place, some, before);
