@@ -79,21 +79,21 @@ def test_at_temperature_zero_tokens_are_compared(monkeypatch):
 
 def test_tokens_that_the_reference_cannot_write_refute(monkeypatch):
     """Generation that ignores top_k is refuted, though no bettor staked on it."""
-    import forerun.probability.pending
+    from forerun.engine import rules
+    from forerun.probability import pending
 
-    m, original = fresh(), forerun.probability.pending.row_laws
+    m, original = fresh(), pending.row_laws
     calls = {"top_k": True}
-    monkeypatch.setattr(
-        forerun.probability.pending,
-        "row_laws",
-        lambda logits, s: original(
-            logits, s if calls["top_k"] else [replace(x, top_k=0) for x in s]
-        ),
-    )
+
+    def row_laws(logits, s):
+        return original(logits, s if calls["top_k"] else [replace(x, top_k=0) for x in s])
+
+    for module in (pending, rules):  # laws that a method gets, and those of plain text
+        monkeypatch.setattr(module, "row_laws", row_laws)
     honest = m.submit
 
     def cheating(*args, **kwargs):
-        calls["top_k"] = False  # before its thread begins
+        calls["top_k"] = False  # before the engine's thread begins
         jobs = honest(*args, **kwargs)
         run = jobs.run
 
