@@ -21,7 +21,7 @@ LEAST_CHANCE = 0.1  # a token is worth drafting if it is accepted at least this 
 PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
-REVISED = 4  # drafts that have the same length
+REVISED = 4  # forwards in which drafts have the same length
 LONGER = 1.5  # how many times as long as with one guess a step may be
 
 
@@ -78,13 +78,14 @@ class PayingLength:
         # Of copies either nothing is right or much of it: the mean would say too little.
         self._least = partial(guess_length, seq, target, options) if options.certain else one
         self._length = options.given or options.usual
-        self._asked = 0
+        self._until = 0  # forwards of the target, after which the length is looked at again
 
     def __call__(self) -> int:
-        if self._follows and self._asked % REVISED == 0:
+        forwards = self._seq.trace.forwards
+        if self._follows and forwards >= self._until:
+            self._until = forwards + REVISED
             rate = acceptance_rate(self._seq)
             self._length = max(self._least(), max(self._lengths, key=partial(self._speed, rate)))
-        self._asked += 1
         return self._length
 
     def _speed(self, rate: float, k: int) -> float:

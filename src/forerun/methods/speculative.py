@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.drafters.adaptive import DraftLength, PayingLength
@@ -50,27 +51,34 @@ async def speculative(
     while seq.goes_on():
         k = min(length(), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
-        await judge(seq, target, without_waste(seq, draft))
+        await judge(seq, target, without_waste(seq, draft), goes_on=True)
+        for further in seq.rounds_ahead():
+            keep(seq, further.drafted, further.accepted, further.token)
 
 
-async def judge(seq: Canvas, target: ChainScorer, draft: Draft) -> int:
+async def judge(seq: Canvas, target: ChainScorer, draft: Draft, goes_on: bool = False) -> int:
     """Score a draft in one forward, keep its longest accepted prefix and one token more. How many
-    were accepted.
+    were accepted. `goes_on`: the next draft will be made and judged in the same way.
 
     A draft that is certain of itself is judged by what plain decoding draws: same seed, same text.
     """
     seq.note_draft(draft.positions, draft.tokens, draft.q)
-    verdict: Verdict  # by p(. | x_<i)
-    if draft.q is None:
-        verdict = await target.judged(seq, draft.tokens, matching)
+    certain = draft.q is None
+    rule = matching if certain else rejection
+    asked = target.judged(seq, draft.tokens, rule, *(() if certain else (draft.q,)))
+    asked.goes_on = goes_on
+    verdict: Verdict = await asked  # by p(. | x_<i)
+    if certain:
         seq.draws += verdict.accepted  # as often as plain decoding would have drawn
-    else:
-        verdict = await target.judged(seq, draft.tokens, rejection, draft.q)
-    n = verdict.accepted
-    seq.fill(draft.positions[:n], draft.tokens[:n], "accepted", drafted=draft.tokens)
+    keep(seq, draft.tokens, verdict.accepted, verdict.token)
+    return verdict.accepted
+
+
+def keep(seq: Canvas, drafted: Sequence[int], accepted: int, token: int) -> None:
+    """Keep what is accepted of a draft of the next blanks, and the token behind that."""
+    seq.fill(seq.next(accepted), drafted[:accepted], "accepted", drafted=drafted)
     if not seq.done:
-        seq.append(verdict.token, _reason(n, len(draft)))
-    return n
+        seq.append(token, _reason(accepted, len(drafted)))
 
 
 def _reason(accepted: int, drafted: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -59,6 +59,16 @@ class Begun(NamedTuple):
     tokens: Sequence[int]
 
 
+class Round(NamedTuple):
+    """A draft that the engine has judged by itself, in the way of the last one, and the verdict."""
+
+    drafted: Sequence[int]
+    accepted: int
+    token: int  # behind those that are accepted
+    draws: int  # that a method makes for as much
+    draft_forwards: int = 0  # of a draft model
+
+
 class Canvas:
     """A canvas of tokens with blanks. Once begun, only `fill`, `append` and `edit` change it, and
     they leave a trace.
@@ -85,6 +95,7 @@ class Canvas:
         self.draws = 0
         self.copies: Copies | None = None  # how the last draft was copied from the text, if it was
         self.begun: Begun | None = None  # the next draft, if the engine has begun to judge one
+        self.rounds: list[Round] = []  # that the engine has gone on with by itself
         self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
         self.begin(tokens)
@@ -167,6 +178,18 @@ class Canvas:
         as good as any; to judge others takes another forward."""
         begun, self.begun = self.begun, None
         return begun.tokens if begun is not None and begun.known == self.known else None
+
+    def rounds_ahead(self) -> Iterator[Round]:
+        """The rounds that the engine has gone on with by itself, until the text ends. Each counts
+        as what a method would have asked for."""
+        rounds, self.rounds = self.rounds, []
+        for one in rounds:
+            if self.done:
+                break
+            self.trace.forwards += 1
+            self.trace.draft_forwards += one.draft_forwards
+            self.draws += one.draws
+            yield one
 
     def ends(self, token: int) -> bool:
         """Would this token end the text? Drafting past it is wasted."""
