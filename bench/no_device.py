@@ -31,14 +31,17 @@ from forerun.engine.continuation import (
     WritingProgram,
     WrittenBatch,
 )
-from forerun.engine.engine import Engine
+from forerun.engine.engine import Engine, no_messages
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch_copies import CopyPrefetch
+from forerun.engine.prefetch_drafts import judged_tokens
 from forerun.engine.prefetch_looks import Verdicts
+from forerun.engine.prefetch_rounds import LookRounds
 from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.ticket import Running
 from forerun.families.base import Family
 from forerun.families.causal import Causal
 from forerun.families.features import Features
@@ -300,14 +303,35 @@ def copies_as_written(script: Script) -> Callable[[CopyPrefetch, Verdicts], Tens
     return found
 
 
+def rounds_as_written(script: Script) -> Callable[[LookRounds, Sequence[object]], Any]:
+    """What a device would draft and judge by itself, behind the first verdicts."""
+
+    def own(one: Running, first: object, rounds: int) -> list[tuple[Tokens, Verdict]]:
+        assert isinstance(first, Verdict)
+        found = []
+        at = one.seq.filled + first.accepted + 1
+        for _ in range(rounds):
+            draft = [script.drafted(one.seq, at + i) for i in range(len(judged_tokens(one)))]
+            accepted = 0
+            while accepted < len(draft) and draft[accepted] == script.text(one.seq, at + accepted):
+                accepted += 1
+            found.append((Tokens(draft), Verdict(accepted, script.text(one.seq, at + accepted))))
+            at += accepted + 1
+        return found
+
+    def outcomes(self: LookRounds, answers: Sequence[object]) -> Any:
+        with script.timed():
+            return [own(*each, self.count) for each in zip(self.running, answers)]
+
+    return outcomes
+
+
 def without_device(host: Host, engine: Engine, script: Script) -> None:
     """Have a host do what it would do for a GPU."""
     backbone = host.backbone
     assert isinstance(backbone, NoNetwork)
     host.runner.capture_enabled = True  # by our own forward: no kernels are needed
-    host.writer = None
-    if host is not engine.hosts[0]:
-        host.writer = NoContinuations(host, script)
+    host.writer = NoContinuations(host, script)
     host.costs.device_type = "cuda"
     host.costs.curve = {rows: backbone.seconds(rows) for rows in (1, 8, 32, 128)}
     host.pool.copies = False
@@ -340,7 +364,9 @@ def model_without_device(
     engine.prefetches = True
     engine.watch.now = clock.now
     model.driver = InCaller(engine)
+    engine.has_messages = no_messages  # of the thread that there was
     CopyPrefetch._copies = copies_as_written(script)  # type: ignore[method-assign]
+    LookRounds.outcomes = rounds_as_written(script)  # type: ignore[method-assign]
     without_device(model.host, engine, script)
     graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
     if draft is None:

@@ -13,7 +13,7 @@ import forerun
 from forerun.backbones.features import FeatureBackbone
 from forerun.backbones.lean import LeanBackbone
 from forerun.drafters.features import FeaturesDrafter
-from forerun.engine import graphs, prefetch_looks, rules
+from forerun.engine import graphs, prefetch_looks, prefetch_rounds, rules
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_looks import DrawnAhead, LookPrefetch, MovesOn
 from forerun.methods import speculative
@@ -65,6 +65,12 @@ def adapted(monkeypatch):
 
 
 @pytest.fixture
+def step_by_step(monkeypatch):
+    """No device goes on with several rounds: every step is seen."""
+    monkeypatch.setattr(prefetch_rounds, "MOST_ROUNDS", 0)
+
+
+@pytest.fixture
 def drafts(monkeypatch):
     """All drafts and their laws, by text, of one run after the other."""
     noted = []
@@ -96,7 +102,7 @@ def drafted_alike(one, other):
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("sampling", list(SAMPLINGS))
 def test_going_ahead_changes_only_speed(
-    kind, sampling, lanes, begun, agreeing, drafts, monkeypatch, tmp_path
+    kind, sampling, lanes, step_by_step, begun, agreeing, drafts, monkeypatch, tmp_path
 ):
     make_drafter(tmp_path, **KINDS[kind])
     _, went = decode(tmp_path, lanes, **SAMPLINGS[sampling])
@@ -110,7 +116,7 @@ def test_going_ahead_changes_only_speed(
     drafted_alike(sorted(ahead, key=str), sorted(drafts, key=str))
 
 
-def test_nearly_every_step_of_a_whole_batch_begins_ahead(begun, agreeing, tmp_path):
+def test_nearly_every_step_of_a_whole_batch_begins_ahead(step_by_step, begun, agreeing, tmp_path):
     make_drafter(tmp_path, markov_rank=3)
     _, results = decode(tmp_path, 3, prompts=[LONG[0]] * 3, temperature=0)
     steps = min(r.stats.forwards for r in results)
@@ -217,7 +223,7 @@ def test_rows_that_were_written_over_are_not_moved(begun, agreeing, tmp_path):
     assert not replayed.can_move(40)
 
 
-def test_those_whose_texts_end_keep_nobody_waiting(begun, agreeing, tmp_path):
+def test_those_whose_texts_end_keep_nobody_waiting(step_by_step, begun, agreeing, tmp_path):
     """Near its end a text reads less of a block, and has less judged, than was begun."""
     make_drafter(tmp_path, markov_rank=3)
     m = forerun.load("tiny:llama", lanes=3, max_context=128, graphs=True)
@@ -274,7 +280,9 @@ def test_who_joins_in_the_midst_changes_nothing(begun, agreeing, tmp_path):
 
 
 @pytest.mark.parametrize("whose", ["target", "drafter"])
-def test_lost_pages_are_not_begun_ahead_from(whose, begun, agreeing, drafts, tmp_path, monkeypatch):
+def test_lost_pages_are_not_begun_ahead_from(
+    whose, step_by_step, begun, agreeing, drafts, tmp_path, monkeypatch
+):
     """Whoever's slots no longer hold the text: nothing is foreseen, and drafts stay as they are."""
     make_drafter(tmp_path, markov_rank=3)
     decode(tmp_path, 1, LONG[:1], temperature=0)

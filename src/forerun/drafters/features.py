@@ -76,11 +76,12 @@ class FeaturesDrafter:
             return await self._corrected(seq, k, family.markov)
         return await self._at_once(seq, k)
 
-    async def _at_once(self, seq: Canvas, k: int) -> tuple[list[int], Tensor]:
+    async def _at_once(self, seq: Canvas, k: int) -> tuple[list[int], Tensor | None]:
         laws = await self.model.block(seq, k)
         q = tempered(laws.law, self.draft_temperature)
         drawn = await seq.draw(sample_each, seq.next(k), q)
-        return drawn.tokens[:k], q
+        certain = seq.history.sampling.temperature == 0
+        return drawn.tokens[:k], None if certain else q
 
     async def _corrected(
         self, seq: Canvas, k: int, markov: Markov

@@ -35,6 +35,7 @@ from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee, hi
 from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
+from forerun.engine.prefetch_rounds import LookRounds
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -512,6 +513,7 @@ class Engine:
         together = len(applied) == 1 and len(applied[0][0]) == len(served)
         if together and self._prefetched is None:
             self._try_to_prefetch(served, applied[0][1], in_step)
+        rounds = self._go_on()
         began = time.perf_counter()
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
@@ -521,7 +523,37 @@ class Engine:
         self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
+        if rounds is not None:
+            rounds.hand_over(answers)
         self.clock.rules += time.perf_counter() - began
+
+    def _go_on(self) -> LookRounds | None:
+        """Queue rounds behind the verdicts that are on their way, where the device can go on by
+        itself and nobody waits for the step to end."""
+        look = self._prefetched
+        somebody_comes = self.stop or (self.queue and self.free_lanes)
+        if not isinstance(look, LookPrefetch) or somebody_comes:
+            return None
+        try:
+            rounds = LookRounds.guess(look)
+            if rounds is not None:
+                rounds.queue(self.rules, self._run_further)
+        except Exception as error:
+            log.warning("rounds that were begun ahead failed: %r", error)
+            self._forget_ahead()
+            return None
+        if rounds is None or not rounds.count:
+            return None
+        self.watch.unusual()
+        return rounds
+
+    def _run_further(self, host: Host, batch: Batch) -> Tensor:
+        """Run rows that the device has moved on. The watch counts none of them: its steps are those
+        of one verdict."""
+        logits_RV = host.runner.forward(batch)
+        self.clock.forwards += 1
+        host.work.add(batch)
+        return host.remove_impossible(logits_RV)
 
     def _look_ahead(self, served: Sequence[Running], answers: Sequence[object]) -> None:
         """Tell constraints which tokens were drawn, of all sequences at once: what may follow is

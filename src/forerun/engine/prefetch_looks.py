@@ -71,6 +71,14 @@ class MovesOn(PrefetchAroundDraft):
         """The verdict on its last draft has arrived; its text is still as it was."""
         self._expected[one] = (one.seq.known + verdict.accepted + 1, verdict.token)
 
+    def expect_text(self, one: Running, length: int, token: int) -> None:
+        """Its text will be so long, with this token at its end."""
+        self._expected[one] = (length, token)
+
+    def surprised(self, one: Running) -> None:
+        """Its text will not be what the device takes it for."""
+        self._expected.pop(one, None)
+
     def expects(self, one: Running) -> bool:
         """Is its text now what was foreseen? Of one that only grows, its length and its last token
         tell."""
@@ -112,6 +120,8 @@ class LookPrefetch(MovesOn):
         self.drawn: DrawnAhead | None = None  # from its blocks
         self.verdicts: Verdicts | None = None  # on the last drafts, on the device
         self.before: LookPrefetch | None = None  # the last one, if this is the same further on
+        # The first row that was run again, where rounds were queued behind the first one.
+        self.starts: dict[Running, int] = {}
 
     @classmethod
     def guess(
@@ -185,18 +195,25 @@ class LookPrefetch(MovesOn):
         return batch
 
     def _moved_on(self, before: LookPrefetch, verdicts: Verdicts) -> Batch:
-        """The rows of the last block of each, further on: but for the last token all is as it
-        was."""
+        """The rows of the last block of each, further on."""
         spans = [
             (one.lane, one.seq.known - self._new, last.plan.length + 1)
             for one, last in zip(self.running, self.last)
         ]
         self.host.claim(spans, ahead=self.drafted)
-        batch = before.moved_on(verdicts, self._new)
+        return before.further(verdicts)
+
+    def further(self, verdicts: Verdicts) -> Batch:
+        """Its rows, further on: but for the last token all is as it was."""
+        batch = self.moved_on(verdicts, self._new)
         if batch.source_table is not None:
             batch.source_table.to_device()
         batch.column = (self._new, verdicts.token_B)
         return batch
+
+    def ends(self) -> list[int]:
+        """The slots that the block of each may reach."""
+        return list(map(self._end, self.last))
 
     def prepare(self, batch: Batch) -> bool:
         return isinstance(batch, MovedOn) or self._prepare_or_capture(batch)
@@ -225,7 +242,7 @@ class LookPrefetch(MovesOn):
         asked = one.waits_for
         assert isinstance(asked, Question)
         plan = asked.plan
-        self.host.memos[one.lane].ran(plan, plan.stored - self._new)
+        self.host.memos[one.lane].ran(plan, self.starts.get(one, plan.stored - self._new))
         one.surprises[type(self)] = 0
 
     def forget_before(self) -> None:
@@ -457,10 +474,21 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         held = asked is not None and self.host.memos[one.lane].holds_text(asked.plan.tokens)
         return fits and held and self._surprises(one) < SURPRISES
 
+    def ends(self) -> list[int]:
+        """The slots that the draft of each may reach."""
+        return [len(text) + self._ahead for text in self.texts]
+
     def batch(self, applied: Source) -> Batch:
-        batch = self._rows() if self.before is None else self._moved_on(self.before)
+        return self._with_tokens(self._rows() if self.before is None else self._moved_on())
+
+    def further(self, verdicts: Verdicts) -> Batch:
+        """Its rows, further on, with what was drawn last."""
+        return self._with_tokens(self.moved_on(verdicts, 1 + self.length))
+
+    def _with_tokens(self, batch: Batch) -> Batch:
+        """With the tokens that only the device knows."""
         token_B1 = self.verdicts.token_B[:, None]
-        tokens_BL = torch.cat([token_B1, applied.column("tokens")[:, : self.length]], 1)
+        tokens_BL = torch.cat([token_B1, self.drawn.column("tokens")[:, : self.length]], 1)
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
         return batch
 
@@ -474,12 +502,13 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         batch.moved = Moved(self.verdicts.accepted_B, self.length)
         return batch
 
-    def _moved_on(self, before: JudgeDrawn) -> Batch:
+    def _moved_on(self) -> Batch:
+        assert self.before is not None
         rows = 1 + self.length
         pairs = zip(self.running, self.texts)
         spans = [(one.lane, len(text), len(text) + rows) for one, text in pairs]
         self.host.claim(spans, ahead=self.length)
-        return before.moved_on(self.verdicts, rows)
+        return self.before.moved_on(self.verdicts, rows)
 
     def begin(self) -> None:
         """What is accepted of the last draft stays, but how much that is, is not known yet."""

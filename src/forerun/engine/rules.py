@@ -70,7 +70,7 @@ class Late(NamedTuple):
     """Tokens of an argument that only the device knows yet."""
 
     number: int  # of the argument
-    known_B: Tensor  # the only token of each sequence, or
+    known_B: Tensor  # the first token of each sequence, or its first ones [B, K], or
     is_shift: bool  # what is to be added to all of them
 
 
@@ -669,7 +669,8 @@ class RuleProgram:
             if is_shift:
                 mine_BK += torch.where(mine_BK >= 0, known_B[:, None], 0)  # padding stays
             else:
-                mine_BK[:, 0] = known_B
+                known_BK = known_B.view(len(known_B), -1)
+                mine_BK[:, : known_BK.shape[1]] = known_BK
         tensor = self._run()
         assert self._packed is not None
         applied = Applied(self._packed, count, HostCopy(tensor))

@@ -1,0 +1,248 @@
+"""Rounds of draft and verdict that a device goes on with by itself change only speed."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import forerun
+from forerun.engine import prefetch_rounds, rules
+from forerun.engine.cache import Memo
+from forerun.engine.engine import Engine
+from forerun.engine.prefetch_looks import MovesOn
+from forerun.engine.prefetch_rounds import LookRounds
+from forerun.sequence.rows import PlainText
+from tests.drafters.test_features import make_drafter
+from tests.engine import test_prefetch_drafts, test_prefetch_looks
+from tests.engine.test_prefetch_looks import KINDS, LONG
+from tests.helpers import stepped
+
+begun = test_prefetch_drafts.begun  # fixtures
+agreeing = test_prefetch_looks.agreeing
+drafts = test_prefetch_looks.drafts
+
+
+@pytest.fixture
+def gone_on(monkeypatch):
+    """How many rounds were queued each time, and for how many sequences."""
+    noted = []
+    queue = LookRounds.queue
+
+    def note(self, *others):
+        queue(self, *others)
+        noted.append((self.count, len(self.running)))
+
+    monkeypatch.setattr(LookRounds, "queue", note)
+    return noted
+
+
+def load(lanes, **settings):
+    return forerun.load("tiny:llama", lanes=lanes, max_context=128, graphs=True, **settings)
+
+
+def how(folder, **options):
+    known = dict(method="specdiff", draft=str(folder), k=3, temperature=0, max_tokens=40)
+    return {**known, "ignore_eos": True, **options}
+
+
+def decode(folder, lanes, prompts=LONG, **options):
+    m = load(lanes)
+    return m, m.generate(prompts, raise_errors=True, **how(folder, **options))
+
+
+def told(results):
+    """All that a result says of how it came about."""
+    return [
+        (
+            r.token_ids,
+            r.finish_reason,
+            r.stats.forwards,
+            r.stats.draft_forwards,
+            [(e.forward, e.reason, e.positions, e.tokens, e.drafted, e.rejected) for e in r.trace],
+        )
+        for r in results
+    ]
+
+
+def one_by_one(monkeypatch):
+    monkeypatch.setattr(prefetch_rounds, "MOST_ROUNDS", 0)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_texts_and_traces_are_those_of_single_steps(
+    kind, lanes, begun, agreeing, gone_on, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, **KINDS[kind])
+    _, went = decode(tmp_path, lanes, max_tokens=64)
+    assert gone_on and max(gone_on) == (8, lanes)
+    one_by_one(monkeypatch)
+    gone_on.clear()
+    _, waited = decode(tmp_path, lanes, max_tokens=64)
+    assert told(went) == told(waited)
+    assert not gone_on
+
+
+def test_most_steps_are_left_out(begun, agreeing, gone_on, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    m = load(3)
+    steps = []
+    step = Engine._step
+    m.generate(LONG, **how(tmp_path))  # what is captured is there afterwards
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_step", lambda self: (steps.append(1), step(self))[1])
+        results = m.generate([LONG[0]] * 3, **how(tmp_path, max_tokens=80))
+    forwards = sum(r.stats.forwards for r in results) / 3
+    assert len(steps) < 1.6 * forwards  # three for each, one by one
+
+
+def test_a_text_ends_in_the_midst_of_rounds(begun, agreeing, gone_on, monkeypatch, tmp_path):
+    """By its length, or by a token that stops it; the others go on."""
+    make_drafter(tmp_path, markov_rank=3)
+    [whole] = decode(tmp_path, 1, [LONG[0]], max_tokens=60)[1]
+    gone_on.clear()
+    m = load(3)
+    stepped(m)
+    stops = [whole.token_ids[33]]
+    jobs = [m.submit(LONG[0], **how(tmp_path, max_tokens=n)) for n in (23, 60)]
+    jobs.append(m.submit(LONG[0], **how(tmp_path, max_tokens=60, stop_token_ids=stops)))
+    m.engine.run()
+    short, long, stopped = (job.results()[0] for job in jobs)
+    end = whole.token_ids.index(stops[0])
+    assert gone_on
+    assert long.token_ids == whole.token_ids and short.token_ids == whole.token_ids[:23]
+    assert stopped.finish_reason == "stop" and end - 1 <= len(stopped.token_ids) - 1 <= end
+
+
+def check_slots(m):
+    """What memos claim of slots is what fresh forwards leave there."""
+    for number, host in enumerate(m.engine.hosts):
+        for lane, memo in enumerate(host.memos):
+            if number or memo._held < 2 or memo._causal < memo._held:
+                continue  # a drafter's context is checked by what it drafts
+            tokens = memo._rows[0, : memo._held].copy()
+            places = host.slots.table.places(np.array(lane), np.arange(memo._held))
+            kept = [host.slots.flat(layer)[0][places].clone() for layer in range(2)]
+            plan = PlainText.of(tokens, len(tokens) - 1)
+            host.runner._forward_plain(host.batch([(lane, plan, 0)]))
+            for layer, keys in enumerate(kept):
+                torch.testing.assert_close(keys, host.slots.flat(layer)[0][places])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_lives_are_as_without(seed, begun, agreeing, gone_on, drafts, monkeypatch, tmp_path):
+    """Texts that come at any time, of any length, with little memory, some cancelled."""
+    make_drafter(tmp_path, **KINDS["by token" if seed % 2 else "at once"])
+    monkeypatch.setattr(prefetch_rounds, "MOST_ROUNDS", 1 + seed)
+
+    def live(chance, check):
+        m = load(3, memory=None)
+        stepped(m)
+        jobs = []
+        for _ in range(7):
+            prompt = LONG[chance.randrange(3)][: chance.randrange(6, 12)]
+            length = chance.randrange(5, 60)
+            jobs.append(m.submit(prompt, **how(tmp_path, max_tokens=length)))
+            cancelled = chance.random() < 0.2
+            for _ in range(chance.randrange(12)):
+                m.engine.step()
+            if cancelled:
+                jobs.pop().cancel()
+        m.engine.run()
+        if check:
+            with torch.inference_mode():
+                check_slots(m)
+        return [job.results()[0].token_ids for job in jobs]
+
+    went = live(random.Random(seed), True)
+    one_by_one(monkeypatch)
+    assert live(random.Random(seed), False) == went
+    assert gone_on
+
+
+def test_pages_that_are_missing_leave_it_out(begun, agreeing, gone_on, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    monkeypatch.setattr(LookRounds, "_has_pages", lambda self: False)
+    _, went = decode(tmp_path, 2)
+    assert not gone_on
+    monkeypatch.undo()
+
+
+def test_somebody_who_comes_waits_for_one_step_only(begun, agreeing, gone_on, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    m, _ = decode(tmp_path, 2, LONG[:1])
+    stepped(m)
+    m.submit(LONG[0], **how(tmp_path, max_tokens=60))
+    while not gone_on:
+        m.engine.step()
+    gone_on.clear()
+    m.engine.has_messages = lambda: True
+    for _ in range(12):
+        m.engine.step()
+    assert not gone_on
+    m.engine.run()
+
+
+def test_who_wants_to_see_every_step_does(begun, agreeing, gone_on, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    _, [seen] = decode(tmp_path, 1, LONG[:1], logprobs=2)
+    assert not gone_on and len(seen.logprobs) == 40
+
+
+def test_an_error_while_rounds_are_queued_changes_no_text(
+    begun, agreeing, gone_on, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, markov_rank=3)
+    _, right = decode(tmp_path, 2)
+    draft = LookRounds._draft
+    failed = []
+
+    def failing(self, *others):
+        draft(self, *others)
+        failed.append(1)
+        if len(failed) % 3 == 0:
+            raise RuntimeError("the device has had enough")
+
+    monkeypatch.setattr(LookRounds, "_draft", failing)
+    _, went = decode(tmp_path, 2)
+    assert failed and [r.token_ids for r in went] == [r.token_ids for r in right]
+
+
+LATE = rules.Late
+MUTANTS = {
+    "the draft judged is the last but one": lambda patch: patch.setattr(
+        prefetch_rounds, "Late", lambda number, known, is_shift: LATE(number, known.roll(1, 1), False)
+    ),
+    "what is accepted is not moved by": lambda patch: patch.setattr(
+        MovesOn, "moved_on", lambda self, verdicts, most: MOVED_ON(self, still(verdicts), most)
+    ),
+    "the first verdict is forgotten": lambda patch: patch.setattr(
+        LookRounds, "_hand_over", lambda self, number, one, first, outcomes: HAND_OVER(
+            self, number, one, first, outcomes[1:]
+        )
+    ),
+    "a token is taken for run that was not": lambda patch: patch.setattr(
+        Memo, "wrote", lambda self, start, tokens: WROTE(self, start, [*tokens, 7])
+    ),
+}  # fmt: skip
+MOVED_ON, HAND_OVER, WROTE = MovesOn.moved_on, LookRounds._hand_over, Memo.wrote
+
+
+def still(verdicts):
+    return verdicts._replace(accepted_B=0 * verdicts.accepted_B)
+
+
+@pytest.mark.parametrize("mutant", list(MUTANTS))
+def test_its_mutants_are_caught(mutant, begun, agreeing, gone_on, drafts, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    _, right = decode(tmp_path, 3, max_tokens=64)
+    drafts.clear()
+    MUTANTS[mutant](monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, forerun.ForerunError)):
+        m, went = decode(tmp_path, 3, max_tokens=64)
+        assert told(went) == told(right)
+        with torch.inference_mode():
+            check_slots(m)
