@@ -13,16 +13,22 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import forerun
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter
+from forerun.backbones.features import FeatureBackbone
+from forerun.backbones.lean import LeanBackbone
 from forerun.certify.testing import laws_along
 from forerun.checkpoints import tiny
 from forerun.checkpoints.drafters import write_drafter
+from forerun.engine import prefetch, prefetch_rounds
 from forerun.options import Sampling
 
 PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
@@ -222,6 +228,9 @@ FEATURE_CASES = [
     for sampling in ("greedy", "drawn")
     for dtype in ("float32", "bfloat16")
 ]
+AHEAD_CASES = [
+    (kind, dtype) for kind in ("blocks", "corrected") for dtype in ("float32", "bfloat16")
+]
 
 
 def same_drafts_on_cuda(kind: str, sampling: str, dtype: str) -> None:
@@ -248,6 +257,55 @@ def same_drafts_on_cuda(kind: str, sampling: str, dtype: str) -> None:
         del options["k"]
         plain = tokens_of(model.generate(PROMPTS, method="ar", **options))
         assert plain == tokens_of(results), f"{kind} {dtype}: not the text of ar"
+
+
+def liking(forward: Callable[..., Tensor], later: int) -> Callable[..., Tensor]:
+    """A forward that likes the same token at a position, whoever runs it: about half of what is
+    drafted so is accepted."""
+
+    def liked(self: Any, batch: Any, slots: Any) -> Tensor:
+        logits_RV = forward(self, batch, slots)
+        token_R1 = ((batch.positions_T[batch.reads_R] + later) * 7 % 200)[:, None]
+        return logits_RV.scatter_add(
+            1, token_R1, torch.full_like(token_R1, 10, dtype=logits_RV.dtype)
+        )
+
+    return liked
+
+
+def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str) -> None:
+    """A device that goes on by itself drafts and judges what it does step by step."""
+    torch.manual_seed(1)
+    prefetch.LEAST_COST = 0.0
+    LeanBackbone.forward = liking(LeanBackbone.forward, 1)  # type: ignore[method-assign]
+    FeatureBackbone.forward = liking(FeatureBackbone.forward, 0)  # type: ignore[method-assign]
+    shape = DrafterShape(257, 64, 96, 2, 4, 2, 16, (0, 1), 5, 255, **FEATURES[kind])
+    drafter = FeatureDrafter(shape)
+    for weight in drafter.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.dim() == 1 else 0.0, 0.3)
+    options = dict(k=4, max_tokens=90, ignore_eos=True, temperature=0.0, method="specdiff")
+    texts = [[7 * i % 250 + j for j in range(9)] for i in range(8)]
+    told = {}
+    gone_on: list[int] = []
+    queue = prefetch_rounds.LookRounds.queue
+
+    def note(self: Any, *others: Any) -> None:
+        queue(self, *others)
+        gone_on.append(self.count)
+
+    prefetch_rounds.LookRounds.queue = note  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        write_drafter(Path(folder), drafter, tiny.build("llama", 0, torch.float32).config)
+        for rounds in (0, 8):
+            prefetch_rounds.MOST_ROUNDS = rounds
+            model = forerun.load("tiny", device="cuda", dtype=dtype, lanes=8, max_context=128)
+            for _ in range(3):  # what is captured is there afterwards
+                results = model.generate(texts, draft=folder, **options)
+            told[rounds] = [
+                (r.token_ids, r.stats.forwards, r.stats.acceptance_histogram) for r in results
+            ]
+            assert bool(sum(gone_on)) == bool(rounds), "no device went on by itself"
+    assert told[8] == told[0], f"{kind} {dtype}: rounds differ"
 
 
 GAP_CASES = [
@@ -282,6 +340,7 @@ def main() -> None:
     jobs += [(same_tokens_in_few_pages, case) for case in PAGE_CASES]
     jobs += [(same_long_text_among_many, case) for case in AMONG_MANY_CASES]
     jobs += [(same_drafts_on_cuda, case) for case in FEATURE_CASES]
+    jobs += [(rounds_on_cuda_are_those_of_single_steps, case) for case in AHEAD_CASES]
     same = [(same_tokens_on_cuda, case) for case in CASES] + [
         (same_holes_on_cuda, case) for case in HOLE_CASES
     ]

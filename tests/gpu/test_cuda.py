@@ -3,6 +3,7 @@ import torch
 
 from tests.gpu import bits
 from tests.gpu.checks import (
+    AHEAD_CASES,
     AMONG_MANY_CASES,
     CASES,
     FEATURE_CASES,
@@ -10,6 +11,7 @@ from tests.gpu.checks import (
     HOLE_CASES,
     PAGE_CASES,
     gaps_explain_differences,
+    rounds_on_cuda_are_those_of_single_steps,
     same_drafts_on_cuda,
     same_holes_on_cuda,
     same_long_text_among_many,
@@ -49,6 +51,12 @@ def test_bits_do_not_hang_on_how_a_text_is_cut(case):
 @pytest.mark.parametrize("case", FEATURE_CASES, ids="-".join)
 def test_drafters_look_into_their_target_on_cuda_as_on_the_cpu(case):
     same_drafts_on_cuda(*case)
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", AHEAD_CASES, ids="-".join)
+def test_rounds_on_cuda_are_those_of_single_steps(case):
+    rounds_on_cuda_are_those_of_single_steps(*case)
 
 
 @needs_cuda

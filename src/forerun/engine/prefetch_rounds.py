@@ -158,9 +158,7 @@ class LookRounds:
         verdicts = zip(*(applied.outcomes() for applied in self._verdicts))
         return [list(zip(*own)) for own in zip(drafts, verdicts)]
 
-    def _hand_over(
-        self, number: int, one: Running, first: Verdict, outcomes: Outcomes
-    ) -> None:
+    def _hand_over(self, number: int, one: Running, first: Verdict, outcomes: Outcomes) -> None:
         known = self._known[number]
         tokens = judged_tokens(one)[: first.accepted]  # that slots hold now, behind the text
         last = first.token
