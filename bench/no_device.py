@@ -37,9 +37,8 @@ from forerun.engine.host import Host
 from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch_copies import CopyPrefetch
-from forerun.engine.prefetch_drafts import judged_tokens
 from forerun.engine.prefetch_looks import Verdicts
-from forerun.engine.prefetch_rounds import LookRounds
+from forerun.engine.prefetch_rounds import Judged, LookRounds, RoundProgram, RoundPrograms
 from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
 from forerun.engine.ticket import Running
 from forerun.families.base import Family
@@ -306,24 +305,24 @@ def copies_as_written(script: Script) -> Callable[[CopyPrefetch, Verdicts], Tens
 def rounds_as_written(script: Script) -> Callable[[LookRounds, Sequence[object]], Any]:
     """What a device would draft and judge by itself, behind the first verdicts."""
 
-    def own(one: Running, first: object, rounds: int) -> list[tuple[Tokens, Verdict]]:
+    def own(one: Running, first: object, self: LookRounds) -> list[Judged]:
         assert isinstance(first, Verdict)
         found = []
         at = one.seq.filled + first.accepted + 1
-        for _ in range(rounds):
-            draft = [script.drafted(one.seq, at + i) for i in range(len(judged_tokens(one)))]
+        for _ in range(self.count):
+            draft = [script.drafted(one.seq, at + i) for i in range(self.judging.length)]
             accepted = 0
             while accepted < len(draft) and draft[accepted] == script.text(one.seq, at + accepted):
                 accepted += 1
-            found.append((Tokens(draft), Verdict(accepted, script.text(one.seq, at + accepted))))
+            found.append(Judged(draft, accepted, script.text(one.seq, at + accepted)))
             at += accepted + 1
         return found
 
-    def outcomes(self: LookRounds, answers: Sequence[object]) -> Any:
+    def judged(self: LookRounds, answers: Sequence[object]) -> Any:
         with script.timed():
-            return [own(*each, self.count) for each in zip(self.running, answers)]
+            return [own(*each, self) for each in zip(self.running, answers)]
 
-    return outcomes
+    return judged
 
 
 def without_device(host: Host, engine: Engine, script: Script) -> None:
@@ -366,9 +365,12 @@ def model_without_device(
     model.driver = InCaller(engine)
     engine.has_messages = no_messages  # of the thread that there was
     CopyPrefetch._copies = copies_as_written(script)  # type: ignore[method-assign]
-    LookRounds.outcomes = rounds_as_written(script)  # type: ignore[method-assign]
+    LookRounds.judged = rounds_as_written(script)  # type: ignore[method-assign]
     without_device(model.host, engine, script)
     graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
+    RoundPrograms.is_right = lambda *found: True  # type: ignore[assignment,method-assign]
+    RoundProgram.run = lambda self, rounds: self._drafted_BK  # type: ignore[method-assign]
+    RoundProgram.leave = lambda self, rounds: None  # type: ignore[method-assign]
     if draft is None:
         return model, None
     little = model.draft_model(made("less", draft, 5e8))

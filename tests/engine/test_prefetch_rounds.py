@@ -13,7 +13,7 @@ from forerun.engine import prefetch_rounds, rules
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_looks import MovesOn
-from forerun.engine.prefetch_rounds import LookRounds
+from forerun.engine.prefetch_rounds import LookRounds, RoundProgram, RoundPrograms
 from forerun.sequence.rows import PlainText
 from tests.drafters.test_features import make_drafter
 from tests.engine import test_prefetch_drafts, test_prefetch_looks
@@ -172,8 +172,10 @@ def test_pages_that_are_missing_leave_it_out(begun, agreeing, gone_on, monkeypat
 
 def test_somebody_who_comes_waits_for_one_step_only(begun, agreeing, gone_on, tmp_path):
     make_drafter(tmp_path, markov_rank=3)
-    m, _ = decode(tmp_path, 2, LONG[:1])
-    stepped(m)
+    m = stepped(load(2))
+    for _ in range(2):
+        m.generate(LONG[0], **how(tmp_path, max_tokens=60))
+    gone_on.clear()
     m.submit(LONG[0], **how(tmp_path, max_tokens=60))
     while not gone_on:
         m.engine.step()
@@ -196,18 +198,46 @@ def test_an_error_while_rounds_are_queued_changes_no_text(
 ):
     make_drafter(tmp_path, markov_rank=3)
     _, right = decode(tmp_path, 2)
-    draft = LookRounds._draft
+    go_further = LookRounds._go_further
     failed = []
 
     def failing(self, *others):
-        draft(self, *others)
+        go_further(self, *others)
         failed.append(1)
         if len(failed) % 3 == 0:
             raise RuntimeError("the device has had enough")
 
-    monkeypatch.setattr(LookRounds, "_draft", failing)
+    monkeypatch.setattr(LookRounds, "_go_further", failing)
     _, went = decode(tmp_path, 2)
     assert failed and [r.token_ids for r in went] == [r.token_ids for r in right]
+
+
+def test_rounds_that_come_again_are_one_program(begun, agreeing, monkeypatch, tmp_path):
+    make_drafter(tmp_path, markov_rank=3)
+    ran, checked = [], []
+    run, is_right = RoundProgram.run, RoundPrograms.is_right
+    monkeypatch.setattr(RoundProgram, "run", lambda *a: (ran.append(1), run(*a))[1])
+    monkeypatch.setattr(
+        RoundPrograms, "is_right", lambda *a: (checked.append(is_right(*a)), checked[-1])[1]
+    )
+    m, first = decode(tmp_path, 3, max_tokens=64)
+    for _ in range(3):
+        ran.clear()
+        again = m.generate(LONG, **how(tmp_path, max_tokens=64))
+        assert told(again) == told(first)
+    assert len(ran) > 4 and checked and all(checked)
+    assert len(checked) <= len(m.engine._rounds._programs)
+
+
+def test_a_program_that_is_off_is_not_used(begun, agreeing, monkeypatch, tmp_path, caplog):
+    make_drafter(tmp_path, markov_rank=3)
+    _, right = decode(tmp_path, 3, max_tokens=64)
+    within = prefetch_rounds.run_within
+    monkeypatch.setattr(prefetch_rounds, "run_within", lambda *a: within(*a).roll(1, 0))
+    m = load(3)
+    for _ in range(3):
+        assert told(m.generate(LONG, **how(tmp_path, max_tokens=64))) == told(right)
+    assert not m.engine._rounds._works and "not captured any more" in caplog.text
 
 
 LATE = rules.Late
@@ -219,15 +249,13 @@ MUTANTS = {
         MovesOn, "moved_on", lambda self, verdicts, most: MOVED_ON(self, still(verdicts), most)
     ),
     "the first verdict is forgotten": lambda patch: patch.setattr(
-        LookRounds, "_hand_over", lambda self, number, one, first, outcomes: HAND_OVER(
-            self, number, one, first, outcomes[1:]
-        )
+        LookRounds, "judged", lambda self, answers: [own[1:] for own in JUDGED(self, answers)]
     ),
     "a token is taken for run that was not": lambda patch: patch.setattr(
         Memo, "wrote", lambda self, start, tokens: WROTE(self, start, [*tokens, 7])
     ),
 }  # fmt: skip
-MOVED_ON, HAND_OVER, WROTE = MovesOn.moved_on, LookRounds._hand_over, Memo.wrote
+MOVED_ON, JUDGED, WROTE = MovesOn.moved_on, LookRounds.judged, Memo.wrote
 
 
 def still(verdicts):

@@ -35,7 +35,7 @@ from forerun.engine.prefetch import Prefetch, Source, TokenPrefetch, foresee, hi
 from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
-from forerun.engine.prefetch_rounds import LookRounds
+from forerun.engine.prefetch_rounds import LookRounds, RoundPrograms
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -119,6 +119,7 @@ class Engine:
         self._drafted: Drafted | None = None  # by a model, last
         self._looked: LookPrefetch | None = None  # that was begun last
         self._drawn: DrawnAhead | None = None  # from blocks that were handed over last
+        self._rounds = RoundPrograms()
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -537,7 +538,7 @@ class Engine:
         try:
             rounds = LookRounds.guess(look)
             if rounds is not None:
-                rounds.queue(self.rules, self._run_further)
+                rounds.queue(self.rules, self._rounds, self._count_further)
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             self._forget_ahead()
@@ -547,13 +548,9 @@ class Engine:
         self.watch.unusual()
         return rounds
 
-    def _run_further(self, host: Host, batch: Batch) -> Tensor:
-        """Run rows that the device has moved on. The watch counts none of them: its steps are those
-        of one verdict."""
-        logits_RV = host.runner.forward(batch)
+    def _count_further(self, host: Host, batch: Batch) -> None:
         self.clock.forwards += 1
         host.work.add(batch)
-        return host.remove_impossible(logits_RV)
 
     def _look_ahead(self, served: Sequence[Running], answers: Sequence[object]) -> None:
         """Tell constraints which tokens were drawn, of all sequences at once: what may follow is

@@ -180,8 +180,13 @@ class StaticBatch(Batch):
         starts_T = self.table.on_device[self._pages_T + self.positions_T // size]
         torch.add(starts_T, self.positions_T % size, out=self.slots_T)
 
-    def _move(self, batch: Batch, moved: Moved) -> None:
-        """Move rows on, as far as only the device knows. All that they see moves with them."""
+    def _move(self, batch: Batch, moved: Moved, within: bool = False) -> None:
+        """Move rows on, as far as only the device knows. All that they see moves with them.
+        `within`: as a part of what is captured."""
+        if within:
+            self._steps_S[: len(moved.steps_B)] = moved.steps_B
+            self._move_by_steps(batch.source_table)
+            return
         if self._mover is None:
             self._mover = partial(self._move_by_steps, batch.source_table)
             if self.device.type == "cuda":  # which is many small launches
@@ -214,8 +219,8 @@ class StaticBatch(Batch):
         """Is what moves its rows captured?"""
         return self._mover is not None
 
-    def move_on(self, batch: MovedOn) -> None:
-        """Move the rows that it holds on, with other tokens."""
+    def move_on(self, batch: MovedOn, within: bool = False) -> None:
+        """Move the rows that it holds on, with other tokens; `within` what is captured."""
         rows = len(batch.slots)
         if batch.drawn_T is not None:
             self.tokens_T[:rows] = batch.drawn_T
@@ -223,7 +228,7 @@ class StaticBatch(Batch):
             number, tokens_B = batch.column
             self.tokens_T[:rows].view(len(tokens_B), -1)[:, number] = tokens_B
         assert batch.moved is not None
-        self._move(batch, batch.moved)
+        self._move(batch, batch.moved, within)
 
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         self.fills += 1
@@ -522,10 +527,12 @@ class CapturedForward:
         pool: PoolHandle | None,
     ):
         self.fixed = fixed
-        self._run: Callable[[], Tensor] = partial(forward, fixed)
+        self._rows = rows
+        self._forward = partial(forward, fixed)
+        self._run: Callable[[], Tensor] = self._forward
         if fixed.device.type == "cuda":
             with capturing_alone(), fastest_blas(rows):
-                self._run = capture_graph(self._run, pool)
+                self._run = capture_graph(self._forward, pool)
 
     def replay(self, batch: Batch, tiles: Tiles[np.ndarray], on_start: OnStart = _ignore) -> Tensor:
         self.fixed.fill(batch, tiles)
@@ -537,6 +544,12 @@ class CapturedForward:
         self.fixed.move_on(batch)
         on_start()
         return self._run()[: len(batch.reads)].clone()
+
+    def run_moved_within(self, batch: MovedOn) -> Tensor:
+        """The same as a part of another program."""
+        self.fixed.move_on(batch, within=True)
+        with fastest_blas(self._rows) if batch.device.type == "cuda" else nullcontext():
+            return self._forward()[: len(batch.reads)]
 
 
 class Replayed(NamedTuple):
@@ -585,15 +598,18 @@ def suppress_stderr() -> Iterator[None]:
         os.close(devnull)
 
 
-def capture_graph(run: Callable[[], Tensor], pool: PoolHandle | None) -> Callable[[], Tensor]:
+def capture_graph(
+    run: Callable[[], Tensor], pool: PoolHandle | None, ready: bool = False
+) -> Callable[[], Tensor]:
     """Capture what `run` launches, to launch it again at once. It runs once before, so that
-    whatever is compiled or chosen on the first run is ready."""
+    whatever is compiled or chosen on the first run is ready; unless that is so."""
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
+    if not ready:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.current_stream()
     collects = gc.isenabled()

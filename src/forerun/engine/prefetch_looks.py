@@ -479,16 +479,16 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         return [len(text) + self._ahead for text in self.texts]
 
     def batch(self, applied: Source) -> Batch:
-        return self._with_tokens(self._rows() if self.before is None else self._moved_on())
+        batch = self._rows() if self.before is None else self._moved_on(self.before)
+        return self._with_tokens(batch, self.verdicts, applied.column("tokens"))
 
-    def further(self, verdicts: Verdicts) -> Batch:
-        """Its rows, further on, with what was drawn last."""
-        return self._with_tokens(self.moved_on(verdicts, 1 + self.length))
+    def further(self, verdicts: Verdicts, tokens_BK: Tensor) -> Batch:
+        """Its rows, further on, with other tokens."""
+        return self._with_tokens(self.moved_on(verdicts, 1 + self.length), verdicts, tokens_BK)
 
-    def _with_tokens(self, batch: Batch) -> Batch:
-        """With the tokens that only the device knows."""
-        token_B1 = self.verdicts.token_B[:, None]
-        tokens_BL = torch.cat([token_B1, self.drawn.column("tokens")[:, : self.length]], 1)
+    def _with_tokens(self, batch: Batch, verdicts: Verdicts, tokens_BK: Tensor) -> Batch:
+        """With tokens that only the device knows."""
+        tokens_BL = torch.cat([verdicts.token_B[:, None], tokens_BK[:, : self.length]], 1)
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
         return batch
 
@@ -502,13 +502,12 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         batch.moved = Moved(self.verdicts.accepted_B, self.length)
         return batch
 
-    def _moved_on(self) -> Batch:
-        assert self.before is not None
+    def _moved_on(self, before: JudgeDrawn) -> Batch:
         rows = 1 + self.length
         pairs = zip(self.running, self.texts)
         spans = [(one.lane, len(text), len(text) + rows) for one, text in pairs]
         self.host.claim(spans, ahead=self.length)
-        return self.before.moved_on(self.verdicts, rows)
+        return before.moved_on(self.verdicts, rows)
 
     def begin(self) -> None:
         """What is accepted of the last draft stays, but how much that is, is not known yet."""

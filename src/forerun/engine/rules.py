@@ -657,11 +657,31 @@ class RuleProgram:
 
     def run_again(self, count: int, logits_RV: Tensor, late: Sequence[Late]) -> Applied:
         """What was run ahead, for other logits: all else that the host knows of is as it was."""
-        for index, numbers in enumerate(self._numbers):
-            self._pick(index, logits_RV, numbers)
+        self._pick_again(logits_RV)
         return self._run_late(count, late)
 
-    def _run_late(self, count: int, late: Sequence[Late]) -> Applied:
+    def run_within(self, logits_RV: Tensor, late: Sequence[Late]) -> Outcome:
+        """The same as a part of another program, which has the outcome to itself."""
+        own = self._packed
+        self._pick_again(logits_RV)
+        self._set_late(late)
+        self._program()
+        assert self._packed is not None
+        outcome = self._packed.outcome
+        self._packed = own
+        return outcome
+
+    @property
+    def picked(self) -> tuple[tuple[int, ...], ...]:
+        """The rows of logits that it was filled with."""
+        return tuple(map(tuple, self._numbers))
+
+    def _pick_again(self, logits_RV: Tensor) -> None:
+        for index, numbers in enumerate(self._numbers):
+            self._pick(index, logits_RV, numbers)
+
+    def _set_late(self, late: Sequence[Late]) -> None:
+        """Write the tokens that only the device knows."""
         kinds = [argument.kind for argument in self.size.arguments]
         for number, known_B, is_shift in late:
             place_BK = self._tokens[kinds[:number].count("tokens")].view(self.size.batch, -1)
@@ -671,6 +691,9 @@ class RuleProgram:
             else:
                 known_BK = known_B.view(len(known_B), -1)
                 mine_BK[:, : known_BK.shape[1]] = known_BK
+
+    def _run_late(self, count: int, late: Sequence[Late]) -> Applied:
+        self._set_late(late)
         tensor = self._run()
         assert self._packed is not None
         applied = Applied(self._packed, count, HostCopy(tensor))
