@@ -368,9 +368,8 @@ def model_without_device(
     LookRounds.judged = rounds_as_written(script)  # type: ignore[method-assign]
     without_device(model.host, engine, script)
     graphs.check_logits = lambda plain, replayed: None  # there are no numbers to compare
-    RoundPrograms.is_right = lambda *found: True  # type: ignore[assignment,method-assign]
-    RoundProgram.run = lambda self, rounds: self._drafted_BK  # type: ignore[method-assign]
-    RoundProgram.leave = lambda self, rounds: None  # type: ignore[method-assign]
+    RoundPrograms.are_right = lambda *found: True  # type: ignore[assignment,method-assign]
+    RoundProgram.run = lambda self, rounds: rounds.drafted_BK  # type: ignore[method-assign]
     if draft is None:
         return model, None
     little = model.draft_model(made("less", draft, 5e8))

@@ -215,10 +215,10 @@ def test_an_error_while_rounds_are_queued_changes_no_text(
 def test_rounds_that_come_again_are_one_program(begun, agreeing, monkeypatch, tmp_path):
     make_drafter(tmp_path, markov_rank=3)
     ran, checked = [], []
-    run, is_right = RoundProgram.run, RoundPrograms.is_right
+    run, are_right = RoundProgram.run, RoundPrograms.are_right
     monkeypatch.setattr(RoundProgram, "run", lambda *a: (ran.append(1), run(*a))[1])
     monkeypatch.setattr(
-        RoundPrograms, "is_right", lambda *a: (checked.append(is_right(*a)), checked[-1])[1]
+        RoundPrograms, "are_right", lambda *a: (checked.append(are_right(*a)), checked[-1])[1]
     )
     m, first = decode(tmp_path, 3, max_tokens=64)
     for _ in range(3):
@@ -233,7 +233,7 @@ def test_a_program_that_is_off_is_not_used(begun, agreeing, monkeypatch, tmp_pat
     make_drafter(tmp_path, markov_rank=3)
     _, right = decode(tmp_path, 3, max_tokens=64)
     within = prefetch_rounds.run_within
-    monkeypatch.setattr(prefetch_rounds, "run_within", lambda *a: within(*a).roll(1, 0))
+    monkeypatch.setattr(prefetch_rounds, "run_within", lambda *a: within(*a).roll(1, -1))
     m = load(3)
     for _ in range(3):
         assert told(m.generate(LONG, **how(tmp_path, max_tokens=64))) == told(right)

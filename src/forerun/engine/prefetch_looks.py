@@ -39,6 +39,9 @@ from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Question
 from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
 
+# Tokens that rows may be moved on by before they are made anew: attention has room for them.
+FURTHER = 96
+
 
 class Verdicts(NamedTuple):
     """Verdicts that are on their way, in memory of their own: programs of rules share theirs, so
@@ -191,7 +194,7 @@ class LookPrefetch(MovesOn):
         tokens_BL = tokens_BL.view(len(self.running), -1)
         tokens_BL[:, self._new] = self.verdicts.token_B
         batch.drawn_T = tokens_BL.flatten()
-        batch.moved = Moved(self.verdicts.accepted_B, self.drafted)
+        batch.moved = Moved(self.verdicts.accepted_B, self.drafted + FURTHER)
         return batch
 
     def _moved_on(self, before: LookPrefetch, verdicts: Verdicts) -> Batch:
@@ -499,7 +502,7 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
             tokens = text_and_chain(text, unknown)
             work.append((one.lane, PlainText.of(tokens, len(text)), len(text)))
         batch = self.host.batch(work, ahead=self.length)
-        batch.moved = Moved(self.verdicts.accepted_B, self.length)
+        batch.moved = Moved(self.verdicts.accepted_B, self.length + FURTHER)
         return batch
 
     def _moved_on(self, before: JudgeDrawn) -> Batch:

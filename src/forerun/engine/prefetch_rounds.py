@@ -21,11 +21,11 @@ from torch import Tensor
 
 from forerun.engine.continuation import Continuations
 from forerun.engine.graphs import (
+    TOLERANCE,
     CapturedForward,
     Replayed,
     capture_graph,
     capturing_alone,
-    check_logits,
     current_device,
 )
 from forerun.engine.host import Host
@@ -35,9 +35,9 @@ from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch, 
 from forerun.engine.rules import Applied, Late, RuleProgram, Rules
 from forerun.engine.ticket import Running
 from forerun.probability.acceptance import matching
-from forerun.probability.outcomes import PackedOutcome, Tokens, Verdict
+from forerun.probability.outcomes import Verdict
 from forerun.probability.pending import LawRows, PendingLaws
-from forerun.probability.transfer import HostCopy
+from forerun.probability.transfer import HostCopy, to_device
 from forerun.sequence.canvas import Draw, Round
 from forerun.sequence.rows import PlainText, text_and_chain
 
@@ -69,6 +69,24 @@ class Judged(NamedTuple):
     @property
     def is_there(self) -> bool:
         return min(self.accepted, self.token) >= 0
+
+
+class RawVerdict(NamedTuple):
+    """Verdicts on the device, -1 where a law had no mass."""
+
+    accepted_B: Tensor
+    token_B: Tensor
+
+    @classmethod
+    def of(cls, applied: Applied) -> RawVerdict:
+        return cls(applied.column("accepted"), applied.column("token"))
+
+    def on(self, drafted_BK: Tensor) -> Tensor:
+        """Beside the drafts that they are about, [B, K + 2]."""
+        return torch.cat([drafted_BK, self.accepted_B[:, None], self.token_B[:, None]], 1)
+
+    def clamped(self, vocab: int) -> Verdicts:
+        return Verdicts(self.accepted_B.clamp(min=0), self.token_B.clamp(0, vocab - 1))
 
 
 class LookRounds:
@@ -128,25 +146,29 @@ class LookRounds:
         return True
 
     def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> None:
-        """Queue all rounds: the first by what it is made of, the others whole, where that is
-        captured."""
-        first = rules.apply_ahead(self._draws(), self._late())
-        if first is None:  # there is no program for it yet
+        """Queue all rounds. Verdicts are on their way to the host before what follows them is
+        queued: it does its part meanwhile."""
+        applied = rules.apply_ahead(self._draws(), self._late())
+        if applied is None:  # there is no program for it yet
             self.count = 0
             return
-        self._verdict = first
-        self._go_further(rules, first)
+        self._verdict = applied
+        verdict = RawVerdict.of(applied)
+        self._note(verdict)
         again = self.count - 1
-        program = programs.of(self) if again else None
-        if program is None:
-            for _ in range(again):
-                applied = rules.apply_again(self._verdict, self.logits_RV, self._late())
-                assert applied is not None, "what ran once runs again"
-                self._go_further(rules, applied)
-        else:
+        program = programs.of(self, verdict) if again else None
+        if program is not None:
             self._unchecked = None if program.is_checked else programs
             self._copies += [HostCopy(program.run(self)) for _ in range(again)]
-            program.leave(self)
+            verdict = program.verdict
+        else:
+            for _ in range(again):
+                self._go_further(rules, verdict)
+                judged = rules.apply_again(applied, self.logits_RV, self._late())
+                assert judged is not None, "what ran once runs again"
+                verdict = RawVerdict.of(judged)
+                self._note(verdict)
+        self._go_further(rules, verdict)
         for forward in (self.look, self.judging) * self.count:
             assert forward.replayed is not None
             count(forward.host, forward.replayed.batch)
@@ -176,13 +198,14 @@ class LookRounds:
     def _late(self) -> list[Late]:
         return [Late(0, self.drafted_BK, is_shift=False)]
 
-    def _go_further(self, rules: Rules, verdict: Applied) -> None:
+    def _note(self, verdict: RawVerdict) -> None:
+        self._copies.append(HostCopy(verdict.on(self.drafted_BK)))
+
+    def _go_further(self, rules: Rules, verdict: RawVerdict) -> None:
         """Behind a verdict: the next block, what is drawn from it, and the forward about that."""
         look, drawn, judging = self.look, self.drawn, self.judging
         assert drawn.applied is not None
-        outcome = verdict.column("accepted"), verdict.column("token")
-        self._copies.append(HostCopy(judged_rows(self.drafted_BK, *outcome)))
-        verdicts = Verdicts.of(verdict, look.host.backbone.vocab)
+        verdicts = verdict.clamped(look.host.backbone.vocab)
         look.logits_RV = forward_further(look.host, look.further(verdicts))
         drawn.applied = rules.apply_again(drawn.applied, look.logits_RV, drawn.late(verdicts))
         assert drawn.applied is not None, "what ran once runs again"
@@ -199,11 +222,19 @@ class LookRounds:
     def hand_over(self, answers: Sequence[object]) -> None:
         """All outcomes have arrived: give each sequence its rounds, behind the first verdict."""
         judged = self.judged(answers)
-        if self._unchecked is not None and not self._unchecked.is_right(self, answers, judged):
-            judged = [rounds[:1] for rounds in judged]
+        if self._unchecked is not None and not self._unchecked.are_right(self, answers, judged):
+            self._forget()
+            return
         for number, (one, answer) in enumerate(zip(self.running, answers, strict=True)):
             if isinstance(answer, Verdict):
                 self._hand_over(number, one, answer, judged[number])
+
+    def _forget(self) -> None:
+        """Take nothing for granted that slots hold: each method goes on from its first verdict."""
+        for one in self.running:
+            for forward in (self.look, self.judging):
+                forward.surprised(one)
+                forward.host.memos[one.lane].forget()
 
     def judged(self, answers: Sequence[object]) -> list[list[Judged]]:
         """What was drafted and judged for each sequence, behind its first verdict."""
@@ -216,11 +247,11 @@ class LookRounds:
         known = self._known[number]
         rounds = [*until_missing(judged)]
         tokens = tokens_of(one, first, rounds)
-        if len(rounds) == self.count:
-            for forward in (self.look, self.judging):
+        goes_on = len(rounds) == self.count and self._unchecked is None
+        for forward in (self.look, self.judging):
+            if goes_on:
                 forward.expect_text(one, known + len(tokens), tokens[-1])
-        else:
-            for forward in (self.look, self.judging):
+            else:
                 forward.surprised(one)
         self.look.starts[one] = known - self._each
         self.judging.host.memos[one.lane].wrote(known, tokens[:-1])
@@ -244,11 +275,6 @@ def rounds_that_pay(target: Host, running: Sequence[Running]) -> int:
     in_time = int(target.writer.forwards_in_a_launch / FORWARDS)
     longest = max(one.seq.remaining for one in running)
     return min(in_time, MOST_ROUNDS, longest // 2)
-
-
-def judged_rows(drafted_BK: Tensor, accepted_B: Tensor, token_B: Tensor) -> Tensor:
-    """A draft of each, and the verdict on it, [B, K + 2]."""
-    return torch.cat([drafted_BK, accepted_B[:, None], token_B[:, None]], 1)
 
 
 def forward_further(host: Host, batch: Batch) -> Tensor:
@@ -290,61 +316,43 @@ def rounds_of(one: Running, first: Verdict, rounds: Sequence[Judged]) -> list[Ro
 
 
 class RoundProgram:
-    """One round, whole: on CUDA a graph, elsewhere the same code. It works over the memory of the
-    forwards and rules that it is made of."""
+    """A round from one verdict to the next, whole: on CUDA a graph, elsewhere the same code. It
+    works over the memory of the forwards and rules that it is made of."""
 
-    def __init__(self, rounds: LookRounds, pool: PoolHandle | None):
+    def __init__(self, rounds: LookRounds, verdict: RawVerdict, pool: PoolHandle | None):
         programs = rounds.rule_programs()
         assert programs is not None
         self.is_checked = False
+        self.verdict = RawVerdict(*(column_B.clone() for column_B in verdict))
         self._judge, self._draw = programs
-        self._logits_RV = rounds.logits_RV.clone()
-        self._drafted_BK = rounds.drafted_BK.clone()
-        assert rounds.look.logits_RV is not None
-        self._look_RV = rounds.look.logits_RV.clone()
         self._run: Callable[[], Tensor] | None = None
-        if self._logits_RV.is_cuda:
+        if self.verdict.token_B.is_cuda:
             with capturing_alone():
                 # its parts have run before
                 self._run = capture_graph(partial(self._round, rounds), pool, ready=True)
 
-    def begin(self, rounds: LookRounds) -> None:
-        """Take over where a round has left off."""
-        self._logits_RV.copy_(rounds.logits_RV)
-        self._drafted_BK.copy_(rounds.drafted_BK)
+    def begin(self, verdict: RawVerdict) -> None:
+        """Take over behind a verdict."""
+        for mine_B, column_B in zip(self.verdict, verdict):
+            mine_B.copy_(column_B)
 
     def run(self, rounds: LookRounds) -> Tensor:
-        """What one more round comes to, as `judged_rows`: it stays until the next one."""
+        """The next draft and the verdict on it, as `RawVerdict.on`: they stay until the next."""
         return self._round(rounds) if self._run is None else self._run()
 
-    def leave(self, rounds: LookRounds) -> None:
-        """Put what the last round has left where single steps have it."""
-        applied = rounds.drawn.applied
-        assert applied is not None
-        packed = PackedOutcome(Tokens.of_batch(tokens=self._drafted_BK.clone()))
-        again = Applied(packed, len(self._drafted_BK), HostCopy(packed.tensor))
-        again.used_noise = applied.used_noise
-        again.ran = applied.ran
-        rounds.drawn.applied = again
-        rounds.judging.drawn = again
-        rounds.look.logits_RV = self._look_RV.clone()
-        rounds.judging.logits_RV = self._logits_RV.clone()
-
     def _round(self, rounds: LookRounds) -> Tensor:
-        look, judging = rounds.look, rounds.judging
-        count, length = self._drafted_BK.shape
-        late = [Late(0, self._drafted_BK, is_shift=False)]
-        verdict = self._judge.run_within(self._logits_RV, late).columns()
-        accepted_B, token_B = verdict["accepted"][:count], verdict["token"][:count]
-        rows = judged_rows(self._drafted_BK, accepted_B, token_B)
-        most = look.host.backbone.vocab - 1
-        verdicts = Verdicts(accepted_B.clamp(min=0), token_B.clamp(0, most))
-        self._look_RV.copy_(run_within(look.host, look.replayed, look.further(verdicts)))
-        drawn = self._draw.run_within(self._look_RV, rounds.drawn.late(verdicts)).columns()
-        self._drafted_BK.copy_(drawn["tokens"][:count, :length])
-        further = judging.further(verdicts, self._drafted_BK)
-        self._logits_RV.copy_(run_within(judging.host, judging.replayed, further))
-        return rows
+        look, drawn, judging = rounds.look, rounds.drawn, rounds.judging
+        count = len(self.verdict.token_B)
+        verdicts = self.verdict.clamped(look.host.backbone.vocab)
+        look_RV = run_within(look.host, look.replayed, look.further(verdicts))
+        drafted = self._draw.run_within(look_RV, drawn.late(verdicts)).columns()["tokens"]
+        drafted_BK = drafted[:count, : judging.length].clone()  # its rule may share memory
+        further = judging.further(verdicts, drafted_BK)
+        logits_RV = run_within(judging.host, judging.replayed, further)
+        judged = self._judge.run_within(logits_RV, [Late(0, drafted_BK, is_shift=False)]).columns()
+        for mine_B, name in zip(self.verdict, ("accepted", "token")):
+            mine_B.copy_(judged[name][:count])
+        return self.verdict.on(drafted_BK)
 
 
 def run_within(host: Host, replayed: Replayed | None, batch: Batch) -> Tensor:
@@ -374,28 +382,31 @@ class RoundPrograms:
         self._pool: PoolHandle | None = None
         self._works = True
 
-    def of(self, rounds: LookRounds) -> RoundProgram | None:
-        """The program of these, if their kind was met often enough; it goes on from here."""
+    def of(self, rounds: LookRounds, verdict: RawVerdict) -> RoundProgram | None:
+        """The program of these, if their kind was met often enough; it goes on behind a
+        verdict."""
         kind = self._kind(rounds) if self._works else None
         if kind is None:
             return None
         if kind in self._programs:
             self._programs.move_to_end(kind)
             program = self._programs[kind]
-            program.begin(rounds)
+            program.begin(verdict)
             return program
         if len(self._asked) > MOST_PROGRAMS:
             self._asked.clear()  # forwards and rules that nobody else may need any more
         self._asked[kind] += 1
-        return self._make(kind, rounds) if self._asked[kind] > ASKED_BEFORE else None
+        return self._make(kind, rounds, verdict) if self._asked[kind] > ASKED_BEFORE else None
 
-    def _make(self, kind: RoundKind, rounds: LookRounds) -> RoundProgram | None:
+    def _make(
+        self, kind: RoundKind, rounds: LookRounds, verdict: RawVerdict
+    ) -> RoundProgram | None:
         device = rounds.logits_RV.device
         if self._pool is None and device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
         try:
             with current_device(device):
-                program = RoundProgram(rounds, self._pool)
+                program = RoundProgram(rounds, verdict, self._pool)
         except Exception as error:  # step by step the same comes out
             log.warning("rounds are not captured: %r", error)
             self._works = False
@@ -421,30 +432,39 @@ class RoundPrograms:
             tuple(rounds.look.rows_of.values()),
         )
 
-    def is_right(
+    def are_right(
         self, rounds: LookRounds, answers: Sequence[object], judged: Sequence[Sequence[Judged]]
     ) -> bool:
-        """Are the logits that a program has left those of a forward about the same tokens? If not,
-        none is used any more."""
+        """Does a forward about the last of some rounds say what a program that ran for the first
+        time has said? If not, none is used any more. It writes over what was begun behind them."""
         kind = self._kind(rounds)
         host = rounds.judging.host
         work = []
-        for one, answer, own, drafted in zip(
-            rounds.running, answers, judged, rounds.drafted_BK.tolist()
-        ):
+        for one, answer, own in zip(rounds.running, answers, judged):
             if not isinstance(answer, Verdict) or len(until_missing(own)) < len(own):
                 return True  # it cannot be told this time
-            tokens = text_and_chain(one.seq.text, [*tokens_of(one, answer, own), *drafted])
-            start = len(tokens) - len(drafted) - 1
+            before = tokens_of(one, answer, own[:-1])
+            tokens = text_and_chain(one.seq.text, [*before, *own[-1].draft])
+            start = len(one.seq.text) + len(before) - 1
             work.append((one.lane, PlainText.of(tokens, start), start))
-        try:
-            plain_RV = host.remove_impossible(host.runner.forward(host.batch(work)))
-            check_logits(plain_RV, rounds.logits_RV)
-        except RuntimeError as error:
-            log.warning("rounds are not captured any more: %r", error)
+        logits_RV = host.remove_impossible(host.runner.forward(host.batch(work)))
+        logits_BLV = logits_RV.unflatten(0, (len(work), -1))
+        if not all(is_likeliest(*each) for each in zip((own[-1] for own in judged), logits_BLV)):
+            log.warning("rounds are not captured any more: they came out wrong")
             self._works = False
             self._programs.clear()
             return False
         if kind is not None and kind in self._programs:
             self._programs[kind].is_checked = True
         return True
+
+
+def is_likeliest(judged: Judged, logits_LV: Tensor) -> bool:
+    """Is a verdict what these logits say, but for rounding?"""
+    said = [*judged.draft[: judged.accepted], judged.token]
+    rows_LV = logits_LV[: len(said)].float()
+    own_L = rows_LV.gather(1, to_device(said, torch.long, rows_LV.device)[:, None])[:, 0]
+    most_L = rows_LV.amax(1)
+    near = TOLERANCE[logits_LV.dtype] * float(most_L.abs().max())
+    rejected = judged.draft[judged.accepted : judged.accepted + 1]
+    return bool((most_L - own_L <= near).all()) and rejected != [judged.token]
