@@ -172,12 +172,12 @@ class Product:
         )
 
     def by_library(self, rows: int) -> float:
-        faster = matmul.FASTER_UP_TO
-        matmul.FASTER_UP_TO = dict.fromkeys(faster, 0)
+        faster = matmul.ours_is_faster_up_to
+        matmul.ours_is_faster_up_to = lambda *matrix: 0
         try:
             return self.whole(rows)
         finally:
-            matmul.FASTER_UP_TO = faster
+            matmul.ours_is_faster_up_to = faster
 
     def bare(self, rows: int) -> float:
         x, _ = self.arguments(rows)

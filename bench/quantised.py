@@ -200,7 +200,8 @@ def check_one(job: tuple[torch.dtype, str]) -> list[str]:
             alone = matmul.product(x[:1], made, gated=gated, fixed=True)
             for rows in CHECKED_ROWS:
                 found = matmul.product(x[:rows], made, gated=gated, fixed=True)
-                tiling = matmul.tiling_for(matmul.product_kind(outputs, gated), rows, dtype)
+                kind_of = matmul.product_kind(outputs, gated)
+                tiling = matmul.tiling_for(kind_of, rows, dtype, plain.numel())
                 wanted = matmul.fixed_product(x[:rows], plain, tiling, gated=gated)
                 same[f"{rows} rows"] = torch.equal(found, wanted)
                 same[f"first of {rows}"] = torch.equal(found[:1], alone)

@@ -398,8 +398,11 @@ for height, split, by_section in ((16, 4, False), (64, 0, False), (64, 0, True))
     fixed |= dict(SECTION=attention.SECTION, BY_SECTION=by_section)
     warps = 4 if height <= 32 else 8
     JOBS.append((attention._attention, attended, fixed, dict(num_warps=warps, num_stages=3)))
-for kind, by_rows in matmul.TILINGS.items():
-    for tiling in by_rows.values():
+by_kind = [*matmul.TILINGS.items()]
+for small in matmul.SMALL_TILINGS.values():
+    by_kind += small.items()
+for kind, tilings in by_kind:
+    for tiling in tilings.values():
         fixed = dict(BIASED=True, GATED=kind == "gated", ADDED=True, TRANSPOSED=tiling.transposed)
         fixed |= dict(BM=tiling.rows, BN=tiling.outputs, BK=tiling.inputs)
         fixed |= dict(PARTS=3 if kind == "plain" else 1, BITS=16, GROUP=1)

@@ -236,7 +236,8 @@ def test_a_program_that_is_off_is_not_used(begun, agreeing, monkeypatch, tmp_pat
     monkeypatch.setattr(prefetch_rounds, "run_within", lambda *a: within(*a).roll(1, -1))
     m = load(3)
     for _ in range(3):
-        assert told(m.generate(LONG, **how(tmp_path, max_tokens=64))) == told(right)
+        went = m.generate(LONG, **how(tmp_path, max_tokens=64))
+        assert [r.token_ids for r in went] == [r.token_ids for r in right]
     assert not m.engine._rounds._works and "not captured any more" in caplog.text
 
 

@@ -39,8 +39,10 @@ from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Question
 from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
 
-# Tokens that rows may be moved on by before they are made anew: attention has room for them.
-FURTHER = 96
+# Tokens that rows may be moved on by before they are made anew: attention has room for them. They
+# are made anew where less than so much of it is left, or rounds (`prefetch_rounds.py`) would be few.
+FURTHER = 192
+LEAST_ROOM = 64
 
 
 class Verdicts(NamedTuple):
@@ -156,7 +158,7 @@ class LookPrefetch(MovesOn):
         block of each was?"""
         if before.host is not self.host or before.rows_of != self.rows_of:
             return False
-        return before.can_move(self.running, max(map(self._end, self.last)))
+        return before.can_move(self.running, max(self.ends()) + LEAST_ROOM)
 
     @property
     def _new(self) -> int:
@@ -460,7 +462,7 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
     def _goes_on_from(self, before: JudgeDrawn) -> bool:
         if before.host is not self.host or before.length != self.length:
             return False
-        return before.can_move(self.running, max(map(len, self.texts)) + self._ahead)
+        return before.can_move(self.running, max(self.ends()) + LEAST_ROOM)
 
     @property
     def _ahead(self) -> int:

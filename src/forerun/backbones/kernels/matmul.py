@@ -23,7 +23,7 @@ from torch import Tensor
 from forerun.backbones.kernels import few_rows
 from forerun.backbones.kernels.elementwise import RMSNorm, add_parts, norm, swiglu
 from forerun.backbones.kernels.few_rows import FewRowsTiling
-from forerun.backbones.kernels.launch import launch_options, wait_for_last
+from forerun.backbones.kernels.launch import NARROW, launch_options, wait_for_last
 from forerun.backbones.kernels.packed import BLOCK, CHUNK, INT8, PLAIN, PackedMatrix, load_matrix
 
 
@@ -184,6 +184,26 @@ TILINGS = {
         512: ProductTiling(128, 128, 64, 3, warps=8),
     },
 }
+# Above `SMALL_FROM` rows and up to so many, of a matrix of so many numbers at most: a small one keeps
+# the device busy only in small pieces.
+SMALL_FROM = 32
+SMALL_TILINGS = {
+    64: {
+        "gated": {32 << 20: ProductTiling(64, 32, 64, 4)},
+        "plain": {8 << 20: ProductTiling(16, 64, 256, 4, transposed=True)},
+    },
+    128: {
+        "gated": {
+            10 << 20: ProductTiling(64, 32, 64, 4),
+            32 << 20: ProductTiling(64, 64, 64, 3),
+        },
+        "plain": {
+            2 << 20: ProductTiling(16, 64, 256, 4, transposed=True),
+            8 << 20: ProductTiling(64, 32, 128, 4),
+            16 << 20: ProductTiling(64, 64, 128, 5, warps=8),
+        },
+    },
+}
 # Of packed matrices and up to 16 rows, by bits of a code. (`bench/quantised.py --tune`.)
 FEW_ROWS_TILINGS = {
     4: {
@@ -227,16 +247,28 @@ MOST_TILES = 1 << 17  # of one product with several parts
 # In float32 there is no matrix unit of such precision: blocks must fit into registers.
 FLOAT32_TILING = ProductTiling(16, 32, 32, 2)
 PACKED_ROWS = 64  # up to which a packed matrix is widened inside of the product, if any bits do
-FEW_ROWS = 64  # up to which ours is faster than the library, if sums must keep our order
-# where ours is faster than the library, by kind: up to so many rows
-FASTER_UP_TO = {"gated": 64, "wide": 64, "plain": 32}
+FASTER_UP_TO = 64  # rows, where ours is faster than the library
+FASTER_WITHOUT_PARTS = {"gated": 64, "wide": 64, "plain": 32}  # the same, where bits do not count
 
 
-def tiling_for(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
+def tiling_for(kind: str, rows: int, dtype: torch.dtype, numbers: int) -> ProductTiling:
+    """For a matrix of so many numbers."""
     if dtype == torch.float32:
         return FLOAT32_TILING
+    if rows > SMALL_FROM:
+        small = next((own for most, own in SMALL_TILINGS.items() if rows <= most), {})
+        for most, tiling in small.get(kind, {}).items():
+            if numbers <= most:
+                return tiling
     *few, (_, any_rows) = TILINGS[kind].items()
     return next((tiling for most, tiling in few if rows <= most), any_rows)
+
+
+def ours_is_faster_up_to(kind: str, weight_KN: Tensor) -> int:
+    """Rows up to which our product of a matrix is faster than the library's, if sums must keep our
+    order: of a small model's layers the library's launches take longer than their work."""
+    is_narrow = kind != "wide" and min(weight_KN.shape) <= NARROW
+    return max(SMALL_TILINGS) if is_narrow else FASTER_UP_TO
 
 
 def packed_tiling(kind: str, rows: int, dtype: torch.dtype) -> ProductTiling:
@@ -301,16 +333,16 @@ def product(
     half = x_TK.dtype in (torch.bfloat16, torch.float16)
     by_rows = weight_KN.stride(0) == 1
     by_library = partial(library_product, gated=gated, onto=onto)
-    if not fixed and not (half and by_rows and rows <= FASTER_UP_TO[kind]):
+    if not fixed and not (half and by_rows and rows <= FASTER_WITHOUT_PARTS[kind]):
         return by_library(x_TK, weight_KN, bias_N)
     if (
         fixed
-        and rows > FASTER_UP_TO[kind]
+        and rows > ours_is_faster_up_to(kind, weight_KN)
         and library_keeps_bits(x_TK, weight_KN, bias_N, gated, onto is not None)
     ):
         return by_library(x_TK, weight_KN, bias_N, parts=True)
     weight_NK = weight_KN.t().contiguous()  # as it lies, on a GPU
-    tiling = tiling_for(kind, rows, x_TK.dtype)
+    tiling = tiling_for(kind, rows, x_TK.dtype, weight_KN.numel())
     return fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=onto)
 
 
@@ -364,7 +396,8 @@ def library_keeps_bits(
 def _same_bits(
     x_TK: Tensor, weight_KN: Tensor, bias_N: Tensor | None, gated: bool, onto: Tensor | None
 ) -> bool:
-    tiling = tiling_for(product_kind(weight_KN.shape[1], gated), len(x_TK), x_TK.dtype)
+    kind = product_kind(weight_KN.shape[1], gated)
+    tiling = tiling_for(kind, len(x_TK), x_TK.dtype, weight_KN.numel())
     copy = None if onto is None else onto.clone()
     weight_NK = weight_KN.t().contiguous()
     ours = fixed_product(x_TK, weight_NK, tiling, bias_N, gated=gated, onto=copy)
@@ -426,7 +459,7 @@ def fixed_product(
         BK=tiling.inputs,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        **launch_options(out, rows),
+        **launch_options(out, rows, min(inputs, outputs)),
     )
     return out
 
