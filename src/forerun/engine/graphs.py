@@ -346,8 +346,8 @@ class ForwardRunner(Generic[SlotStorage]):
     def _size(self, batch: Batch) -> tuple[Tiles[np.ndarray], CaptureSize | None]:
         tiles = batch.host_tiles
         if tiles is None:
-            ahead = batch.moved.most if batch.moved is not None else 0
-            tiles = batch.host_tiles = self.tiles(batch, ahead)
+            most = batch.moved.most if batch.moved is not None else 0
+            tiles = batch.host_tiles = self.tiles(batch, most + batch.ahead)
         return tiles, CaptureSize.of(batch, tiles)
 
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:

@@ -67,6 +67,7 @@ class Batch:
     drawn_T: Tensor | None = None
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
+    ahead = 0  # tokens that texts may be longer, with what moves: attention has room for them
     is_plain_text = False  # does every row see itself and all before it, and nothing else?
     # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
     # row is made of nothing. And where its lanes live.

@@ -31,6 +31,8 @@ from forerun.sequence.question import Continuation, Question, Written
 from forerun.sequence.rows import PlainText, Plan, text_and_chain
 
 ALIKE = 2  # drafts in a row, before the next one is taken for another such
+# Tokens that a text may grow by before rows about it need another capture.
+FURTHER = 192
 SURPRISES = 2  # in a row, after which a sequence is not foreseen any more
 
 
@@ -156,6 +158,7 @@ class JudgePrefetch(JudgeBegun):
             last = len(text) - 1
             work.append((one.lane, PlainText.of(text_and_chain(text, unknown), last), last))
         batch = self.host.batch(work)
+        batch.ahead = FURTHER  # as where they move on
         tokens_BL = torch.cat(
             [self._last_tokens_B1(), applied.column("tokens")[:, : self.length]], 1
         )

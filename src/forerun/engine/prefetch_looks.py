@@ -24,6 +24,7 @@ from forerun.engine.host import Host
 from forerun.engine.pack import Batch, Moved, MovedOn
 from forerun.engine.prefetch import Source
 from forerun.engine.prefetch_drafts import (
+    FURTHER,
     SURPRISES,
     JudgePrefetch,
     PrefetchAroundDraft,
@@ -39,9 +40,7 @@ from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Question
 from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
 
-# Tokens that rows may be moved on by before they are made anew: attention has room for them. They
-# are made anew where less than so much of it is left, or rounds (`prefetch_rounds.py`) would be few.
-FURTHER = 192
+# With room for fewer slots, rows are made anew, or rounds (`prefetch_rounds.py`) would be few.
 LEAST_ROOM = 64
 
 
@@ -196,7 +195,8 @@ class LookPrefetch(MovesOn):
         tokens_BL = tokens_BL.view(len(self.running), -1)
         tokens_BL[:, self._new] = self.verdicts.token_B
         batch.drawn_T = tokens_BL.flatten()
-        batch.moved = Moved(self.verdicts.accepted_B, self.drafted + FURTHER)
+        batch.moved = Moved(self.verdicts.accepted_B, self.drafted)
+        batch.ahead = FURTHER
         return batch
 
     def _moved_on(self, before: LookPrefetch, verdicts: Verdicts) -> Batch:
@@ -504,7 +504,8 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
             tokens = text_and_chain(text, unknown)
             work.append((one.lane, PlainText.of(tokens, len(text)), len(text)))
         batch = self.host.batch(work, ahead=self.length)
-        batch.moved = Moved(self.verdicts.accepted_B, self.length + FURTHER)
+        batch.moved = Moved(self.verdicts.accepted_B, self.length)
+        batch.ahead = FURTHER
         return batch
 
     def _moved_on(self, before: JudgeDrawn) -> Batch:

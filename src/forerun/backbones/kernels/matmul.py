@@ -184,8 +184,8 @@ TILINGS = {
         512: ProductTiling(128, 128, 64, 3, warps=8),
     },
 }
-# Above `SMALL_FROM` rows and up to so many, of a matrix of so many numbers at most: a small one keeps
-# the device busy only in small pieces.
+# Above `SMALL_FROM` rows and up to so many, of a matrix of so many numbers at most: a small one
+# keeps the device busy only in small pieces.
 SMALL_FROM = 32
 SMALL_TILINGS = {
     64: {
