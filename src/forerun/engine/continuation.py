@@ -104,7 +104,7 @@ class Continuations:
         if not self._can:
             return 1
         tokens = 1
-        while 2 * tokens <= min(self._forwards_in_a_launch, MOST_TOKENS):
+        while 2 * tokens <= min(self.forwards_in_a_launch, MOST_TOKENS):
             tokens *= 2
         on_cpu = self._host.runner.moves_rows
         return tokens if tokens >= (LEAST_TOKENS_ON_CPU if on_cpu else LEAST_TOKENS) else 1
@@ -115,7 +115,8 @@ class Continuations:
         return self._works and (runner.capture_enabled or runner.moves_rows)
 
     @property
-    def _forwards_in_a_launch(self) -> float:
+    def forwards_in_a_launch(self) -> float:
+        """How many forwards take as long as a launch should."""
         backbone = self._host.backbone
         if self._host.runner.moves_rows:
             size = getattr(backbone, "weight_bytes", backbone.cost * backbone.dtype.itemsize)
