@@ -37,7 +37,7 @@ from forerun.backbones.native import (
     native_product_of,
     runs_floats,
 )
-from forerun.backbones.native.rounds import Runner, go_on
+from forerun.backbones.native.rounds import Runner
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
@@ -224,22 +224,22 @@ class LeanBackbone(SlottedBackbone):
     def go_on(self, slots: Slots, asked: RoundsAsked, by: tuple[Any, Slots] | None) -> RoundsMade:
         """Have texts go on by drafts and verdicts, all rounds in one call; for those that move
         rows. `by`: the backbone that drafts, and its slots."""
-        seen = max(text.room for text in asked.texts)
-        rows = sum(1 + text.most for text in asked.texts)
-        target = self._runner(slots, seen, rows, asked.impossible)
-        drafter = None
-        if by is not None:
-            drafter = by[0]._runner(by[1], seen, rows, asked.never_drafted)
-        made = go_on(target, drafter, asked, self.vocab)
+        native = self._native
+        assert native is not None
+        target = self._runner(slots, asked, asked.impossible)
+        drafter = None if by is None else by[0]._runner(by[1], asked, asked.never_drafted)
+        made = native.go_on(target, drafter, asked)
         self._note(made.forwards)
         if by is not None and made.drafting is not None:
             by[0]._note(made.drafting)
         return made
 
-    def _runner(self, slots: Slots, seen: int, rows: int, impossible: Sequence[int]) -> Runner:
+    def _runner(self, slots: Slots, asked: RoundsAsked, impossible: Sequence[int]) -> Runner:
         native = self._native
         threads = self._threads
         assert native is not None and threads is not None
+        seen = max(text.room for text in asked.texts)
+        rows = sum(1 + text.most for text in asked.texts)
         return native.runner(slots, seen, threads.by_rows(rows), impossible)
 
     def _note(self, forwards: Forwards) -> None:

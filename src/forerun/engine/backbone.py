@@ -143,7 +143,7 @@ class Forwards(NamedTuple):
     slots: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return sum(self.by_rows)
 
     @property

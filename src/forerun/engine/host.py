@@ -59,7 +59,7 @@ class Work:
         self.slots += sum(batch.slot_counts)
 
     def add_forwards(self, made: Forwards) -> None:
-        self.forwards += made.count
+        self.forwards += made.total
         self.rows += made.rows
         self.pairs += made.pairs
         self.slots += made.slots

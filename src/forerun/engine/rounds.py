@@ -182,9 +182,9 @@ class Rounds:
             ]
         gained = [[one.accepted + 1 for one in rounds] for rounds in made.rounds]
         self.tokens = [sum(each) for each in zip_longest(*gained, fillvalue=0)]
-        self.forwards = made.forwards.count
+        self.forwards = made.forwards.total
         if made.drafting is not None:
-            self.forwards += made.drafting.count
+            self.forwards += made.drafting.total
 
     def _note(self, each: Drafting, host: Host, tokens: np.ndarray) -> None:
         """So much of a text lies in the model's slots now."""

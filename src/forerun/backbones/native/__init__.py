@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
+from forerun.backbones.native.rounds import Runner, go_on
 from forerun.backbones.products import (
     BYTE,
     GROUP,
@@ -40,9 +41,8 @@ from forerun.backbones.products import (
     Layout,
     quantised,
 )
-from forerun.backbones.native.rounds import Runner
 from forerun.backbones.quantised import Quantised
-from forerun.engine.backbone import LikeliestText, WrittenText
+from forerun.engine.backbone import LikeliestText, RoundsAsked, RoundsMade, WrittenText
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageTable
@@ -547,6 +547,10 @@ class NativeForward:
             scratch.memory = torch.empty(needed)
         return scratch.memory.data_ptr()
 
+    def go_on(self, target: Runner, drafter: Runner | None, asked: RoundsAsked) -> RoundsMade:
+        """Let texts go on by rounds of this model, with drafts of another one if there is one."""
+        return go_on(self._functions, self._vocab, target, drafter, asked)
+
     def runner(
         self, slots: Slots, seen: int, threads: Sequence[int], impossible: Sequence[int]
     ) -> Runner:
@@ -564,7 +568,7 @@ class NativeForward:
             memory, scratch.logits.data_ptr(),
         )  # fmt: skip
         alive = scratch.memory, scratch.logits, scratch.places
-        return Runner(self._functions, self._at, rows, seen, threads, impossible, alive)
+        return Runner(self._at, rows, seen, threads, impossible, alive)
 
     def _places_in(self, slots: Slots, table: PageTable) -> tuple[int, int, int]:
         """Where it is written where each layer keeps keys and values, and features if it does; and

@@ -38,7 +38,6 @@ class Runner:
 
     def __init__(
         self,
-        functions: Any,
         model: int,
         rows: ctypes.Structure,
         slots: int,
@@ -46,7 +45,6 @@ class Runner:
         impossible: Sequence[int],
         alive: object,  # what the rows point to
     ):
-        self.functions = functions
         self._alive = alive
         most = len(threads) - 1
         self._rows = rows
@@ -65,7 +63,9 @@ class Runner:
         return Forwards(self._forwards.tolist(), self._seconds.tolist(), pairs, slots)
 
 
-def go_on(target: Runner, drafter: Runner | None, asked: RoundsAsked, vocab: int) -> RoundsMade:
+def go_on(
+    functions: Any, vocab: int, target: Runner, drafter: Runner | None, asked: RoundsAsked
+) -> RoundsMade:
     """Let texts go on, with copies of their own or with what a second model drafts."""
     texts = asked.texts
     longest = max(text.most for text in texts)
@@ -84,7 +84,7 @@ def go_on(target: Runner, drafter: Runner | None, asked: RoundsAsked, vocab: int
         found.ctypes.data, asked.stop.address,
     )  # fmt: skip
     drafting = None if drafter is None else byref(drafter.given)
-    made = target.functions.go_on(byref(target.given), drafting, byref(given))
+    made = functions.go_on(byref(target.given), drafting, byref(given))
     lengths, _, held, *_ = numbers.tolist()
     return RoundsMade(
         _by_text(found[:made].tolist(), len(texts)),
