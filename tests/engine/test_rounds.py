@@ -225,6 +225,34 @@ def test_where_pages_run_out_texts_are_the_same(method, launches):
     assert scarce.host.pool.stats.taken_back and launches
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_who_joins_or_goes_at_any_time_has_the_text_written_alone(seed, launches):
+    chance = random.Random(seed)
+    m = model(lanes=3, slots=chance.choice([None, 22 * 8]))
+    draft = model(noise=0.015)
+    asked, jobs, gone = [], [], []
+    m.engine.has_messages = lambda: chance.random() < 0.1
+    while m.engine.busy or len(jobs) < 8:
+        if len(jobs) < 8 and chance.random() < 0.4:
+            [prompt, *_], _ = scenario(chance.randrange(1000))
+            how = dict(max_tokens=chance.randrange(1, 50), ignore_eos=True, k=chance.choice([2, 4]))
+            drafter = dict(method="lookup")
+            if chance.random() < seed % 3 / 2:  # nobody, some, or all have a draft model
+                drafter = dict(method="speculative", draft=draft)
+            asked.append((prompt, {**how, **drafter}))
+            jobs.append(m.submit(prompt, **how, **drafter))
+        if jobs and chance.random() < 0.05:
+            gone.append(chance.randrange(len(jobs)))
+            jobs[gone[-1]].cancel()
+        m.engine.step()
+    alone = model(lanes=1, in_rounds=False)
+    for number, (job, (prompt, how)) in enumerate(zip(jobs, asked)):
+        text = alone.generate(prompt, **how).token_ids
+        own = job.results()[0].token_ids
+        assert own == (text[: len(own)] if number in gone else text)
+    assert launches
+
+
 def test_what_a_request_and_the_engine_count_is_what_was_run(launches):
     m = model()
     results = m.generate([LONG, [5, 6]], method="lookup", ignore_eos=True, max_tokens=40, k=4)
