@@ -11,10 +11,12 @@ import torch
 
 import forerun
 from forerun.backbones import native
+from forerun.backbones.threads import ThreadChoice
 from forerun.checkpoints import tiny
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine import rounds
 from forerun.engine.cache import Memo
+from forerun.engine.costs import StepCosts, StepWatch
 from forerun.engine.pack import Batch
 from forerun.engine.rounds import Rounds
 from forerun.sequence.rows import PlainText
@@ -123,11 +125,6 @@ def said(results):
         (r.token_ids, r.finish_reason, str(r.trace), r.stats.forwards, r.stats.draft_forwards)
         for r in results
     ]
-
-
-def memos(m):
-    """What every lane holds, of its text; what follows is a draft that was rejected."""
-    return [memo.held[0].tolist() for host in m.engine.hosts for memo in host.memos]
 
 
 def scenario(seed):
@@ -345,6 +342,37 @@ def test_beside_somebody_who_does_something_else_nobody_goes_on(launches):
         m.engine.step()
     assert len(m.engine.running) < 2
     m.engine.run()
+
+
+def test_a_launch_is_no_part_of_the_next_step_and_its_tokens_are_each_rounds_own():
+    now = [0.0]
+    watch = StepWatch(lambda: now[0])
+    costs = StepCosts()
+    costs.curve = {1: 1e-3, 8: 2e-3}
+    seen = []
+    costs.observe = lambda rows, drafting, forwards, seconds: seen.append(seconds)
+    costs.observe_pace = lambda tokens, sequences: seen.append((tokens, sequences))
+
+    def step(seconds):
+        watch.forward(costs, [4], [4], drafting=False)
+        watch.drawing()
+        now[0] += seconds
+        watch.arrived()
+
+    step(1.0)
+    now[0] += 25.0
+    watch.went_on(costs, [3, 2])
+    watch.tokens += 4 + 3 + 2  # as the method goes on
+    step(2.0)
+    assert seen == [(3, 1), (2, 1), 2.0, (4, 1)]
+
+
+def test_forwards_of_a_launch_count_as_one_of_their_kind():
+    times = iter(range(100))
+    choice = ThreadChoice(lambda: float(next(times)))
+    choice._most = 2
+    choice.note([0, 4, 0, 1], [0.0, 8.0, 0.0, 5.0])
+    assert [list(choice._kinds[rows]._times) for rows in (1, 3)] == [[2.0], [5.0]]
 
 
 def test_a_large_model_is_asked_round_by_round(launches):
