@@ -658,7 +658,7 @@ class Engine:
 
     def _go_on(self, served: list[Running], verdicts: Sequence[object]) -> None:
         """Draft and judge on by the model itself, where all who run do nothing else."""
-        if len(served) < len(self.running) or self.stop:
+        if len(served) < len(self.running) or self._prefetched is not None or self.stop:
             return
         began = time.perf_counter()
         rounds = Rounds.after(served, verdicts)

@@ -102,7 +102,7 @@ class Rounds:
     def _can_run(self) -> bool:
         """Is the model small enough, and the one that drafts of the same kind?"""
         host, drafter = self.host, self._drafter
-        if not _moves_rows(host) or writer_of(host).forwards_in_a_launch < LEAST_ROUNDS:
+        if writer_of(host).forwards_in_a_launch < LEAST_ROUNDS:
             return False
         if drafter is None:
             return True
@@ -194,18 +194,17 @@ class Rounds:
 
 def _host_that_goes_on(served: Sequence[Running], answers: Sequence[object]) -> Host | None:
     """The model that all have had a verdict of, if all will draft and judge again."""
-    hosts = set()
+    first = served[0].waits_for
+    host = first.host if isinstance(first, Question) else None
+    if not isinstance(host, Host) or not _moves_rows(host):
+        return None
     for one, answer in zip(served, answers):
         asked = one.waits_for
         if not isinstance(answer, Verdict) or not isinstance(asked, Question):
             return None
-        if not asked.goes_on or type(asked.plan) is not PlainText:
+        if not asked.goes_on or type(asked.plan) is not PlainText or not _is_certain(one.seq):
             return None
-        if not _is_certain(one.seq):
-            return None
-        hosts.add(asked.host)
-    [host] = hosts
-    return host if isinstance(host, Host) else None
+    return host
 
 
 def _is_certain(seq: Canvas) -> bool:
