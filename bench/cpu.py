@@ -371,7 +371,7 @@ def timed(run: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
 
 def time_forwards(backbone: Any, spent: list[float]) -> None:
     """Add up what forwards take, and launches that write several tokens."""
-    for name in ("forward", "write_likeliest"):
+    for name in ("forward", "write_likeliest", "go_on"):
         if hasattr(backbone, name):
             setattr(backbone, name, timed(getattr(backbone, name), spent))
 

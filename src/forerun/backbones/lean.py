@@ -10,6 +10,7 @@ T rows, R rows read, E hidden size, H heads, G key heads, D head size, I inner s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -36,11 +37,19 @@ from forerun.backbones.native import (
     native_product_of,
     runs_floats,
 )
+from forerun.backbones.native.rounds import Runner
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
 from forerun.backbones.threads import ThreadChoice
-from forerun.engine.backbone import LikeliestText, SlottedBackbone, WrittenText
+from forerun.engine.backbone import (
+    Forwards,
+    LikeliestText,
+    RoundsAsked,
+    RoundsMade,
+    SlottedBackbone,
+    WrittenText,
+)
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
 from forerun.engine.pages import PageShape
@@ -211,6 +220,31 @@ class LeanBackbone(SlottedBackbone):
         assert native is not None and threads is not None
         run = partial(native.write_on, batch, slots, asked)
         return threads.run(len(batch.slots), run, lambda written: len(written.tokens_kB) - 1)
+
+    def go_on(self, slots: Slots, asked: RoundsAsked, by: tuple[Any, Slots] | None) -> RoundsMade:
+        """Have texts go on by drafts and verdicts, all rounds in one call; for those that move
+        rows. `by`: the backbone that drafts, and its slots."""
+        native = self._native
+        assert native is not None
+        target = self._runner(slots, asked, asked.impossible)
+        drafter = None if by is None else by[0]._runner(by[1], asked, asked.never_drafted)
+        made = native.go_on(target, drafter, asked)
+        self._note(made.forwards)
+        if by is not None and made.drafting is not None:
+            by[0]._note(made.drafting)
+        return made
+
+    def _runner(self, slots: Slots, asked: RoundsAsked, impossible: Sequence[int]) -> Runner:
+        native = self._native
+        threads = self._threads
+        assert native is not None and threads is not None
+        seen = max(text.room for text in asked.texts)
+        rows = sum(1 + text.most for text in asked.texts)
+        return native.runner(slots, seen, threads.by_rows(rows), impossible)
+
+    def _note(self, forwards: Forwards) -> None:
+        assert self._threads is not None
+        self._threads.note(forwards.by_rows, forwards.seconds)
 
     def _forward_on_cpu(self, batch: Batch, slots: Slots) -> Tensor:
         if self._native is not None:

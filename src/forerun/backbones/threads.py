@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -148,6 +148,26 @@ class ThreadChoice:
             with self._noting:
                 kind.note((end - start) / count, end)
         return ran
+
+    def by_rows(self, most: int) -> list[int]:
+        """How many threads the next forwards use, by their rows."""
+        return [self.threads(rows) for rows in range(most + 1)]
+
+    def note(self, forwards: Sequence[int], seconds: Sequence[float]) -> None:
+        """Note what forwards took that were run elsewhere, by their rows; those of a kind together,
+        as they all used as many threads."""
+        if self._most == 1:
+            return
+        found: dict[_Kind, tuple[int, float]] = {}
+        for rows, (count, spent) in enumerate(zip(forwards, seconds)):
+            if count:
+                kind = self._kind(rows)
+                before, took = found.get(kind, (0, 0.0))
+                found[kind] = before + count, took + spent
+        now = self._clock()
+        with self._noting:
+            for kind, (count, took) in found.items():
+                kind.note(took / count, now)
 
     def _kind(self, rows: int) -> _Kind:
         size = rows if rows <= FEW_ROWS else FEW_ROWS + rows.bit_length()

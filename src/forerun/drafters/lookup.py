@@ -29,8 +29,9 @@ class LookupDrafter:
         check_flag("adapt", self.adapt)
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
-        count = min(k, self._adapted(seq)) if self.adapt else k
-        seq.copies = Copies(seq.known, self.ngram, count)
+        reach = self._adapted(seq) if self.adapt else None
+        count = k if reach is None else min(k, reach)
+        seq.copies = Copies(seq.known, self.ngram, count, k, reach)
         found = seq.take_begun_draft()
         if found is None:
             found = continuation(seq.text, self.ngram, count)

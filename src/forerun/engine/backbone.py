@@ -76,8 +76,8 @@ class Backbone(Protocol[SlotStorage]):
     has_fixed_kernels: bool
     deterministic: bool
     # It may also have `step_costs`, seconds of a step by rows: then they are not measured. And
-    # `moves_rows`, if its forward takes `MovingRows` and it has `write_likeliest`: then it writes
-    # several tokens in one step.
+    # `moves_rows`, if its forward takes `MovingRows` and it has `write_likeliest` and `go_on`: then
+    # it writes several tokens in one step, and drafts and judges several times.
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""
@@ -105,6 +105,68 @@ class WrittenText(NamedTuple):
 
     tokens_kB: np.ndarray
     logits_kBV: Tensor  # of all steps, or of the last
+
+
+class DraftingText(NamedTuple):
+    """A text that goes on by drafts and verdicts on them."""
+
+    tokens: np.ndarray
+    lane: int
+    wanted: int  # tokens that it has when it is full
+    room: int  # slots that may be written to
+    most: int  # tokens of a draft
+    ends: Collection[int]  # tokens that end it
+    run: int  # of last tokens that are looked up for a copy; 0: a model drafts
+    # Tokens of the next copy; afterwards twice what is accepted and one more. None: any number.
+    reach: int | None
+    held: int  # leading tokens that the model which drafts has run
+
+
+class RoundsAsked(NamedTuple):
+    """Some texts that are to go on together, by likeliest tokens."""
+
+    texts: Sequence[DraftingText]
+    rounds: int
+    seconds: float  # that they should take at most
+    first_ends: bool  # is it over for all once one text has ended?
+    impossible: Sequence[int]
+    never_drafted: Sequence[int]
+    stop: Flag  # once it is set, no round follows the one at work
+
+
+class Forwards(NamedTuple):
+    """What a model was made to do meanwhile."""
+
+    by_rows: Sequence[int]  # forwards of so many rows
+    seconds: Sequence[float]  # that these took
+    pairs: int  # (row, slot) pairs looked at
+    slots: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_rows)
+
+    @property
+    def rows(self) -> int:
+        return sum(rows * count for rows, count in enumerate(self.by_rows))
+
+
+class TextRound(NamedTuple):
+    """A draft, how much of it is accepted, and the token behind that."""
+
+    drafted: list[int]
+    accepted: int
+    token: int
+
+
+class RoundsMade(NamedTuple):
+    """What came of it."""
+
+    rounds: Sequence[Sequence[TextRound]]  # of each text
+    texts: Sequence[np.ndarray]  # as they are now
+    held: Sequence[int]  # leading tokens of each that the model which drafts has run
+    forwards: Forwards
+    drafting: Forwards | None  # of the model that drafts, if one does
 
 
 class SlottedBackbone(ABC):

@@ -219,7 +219,7 @@ class Memo:
             self._exact = plan.stored
         self._publish()
 
-    def wrote(self, start: int, tokens: Sequence[int]) -> None:
+    def wrote(self, start: int, tokens: Sequence[int] | np.ndarray) -> None:
         """Note that these tokens were written as plain text after the first `start` rows, which are
         plain text, too."""
         end = start + len(tokens)

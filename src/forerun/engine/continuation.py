@@ -116,7 +116,7 @@ class Continuations:
 
     @property
     def forwards_in_a_launch(self) -> float:
-        """How many take as long as nobody minds to wait."""
+        """How many forwards take as long as a launch should."""
         backbone = self._host.backbone
         if self._host.runner.moves_rows:
             size = getattr(backbone, "weight_bytes", backbone.cost * backbone.dtype.itemsize)

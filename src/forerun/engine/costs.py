@@ -671,6 +671,14 @@ class StepWatch:
         self.tokens = 0
         self._arrived = now
 
+    def went_on(self, costs: StepCosts, tokens: Sequence[int]) -> None:
+        """Behind a verdict came more rounds in one launch, of which so many tokens came each: they
+        take none of the next step's time."""
+        for each in tokens:
+            costs.observe_pace(each, max(1, costs.crowd.sequences))
+        self.tokens -= sum(tokens)  # whoever gets them will count them as the verdict's
+        self._arrived = self.now()
+
     def unusual(self) -> None:
         """Something in this step is done for the first time: what it takes says nothing."""
         self._now.is_usual = False

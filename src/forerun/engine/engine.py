@@ -36,6 +36,7 @@ from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
 from forerun.engine.prefetch_rounds import LookRounds, RoundPrograms
+from forerun.engine.rounds import Rounds, writer_of
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -514,7 +515,7 @@ class Engine:
         together = len(applied) == 1 and len(applied[0][0]) == len(served)
         if together and self._prefetched is None:
             self._try_to_prefetch(served, applied[0][1], in_step)
-        rounds = self._go_on()
+        rounds = self._go_on_ahead()
         began = time.perf_counter()
         for members, one in applied:
             for i, outcome in zip(members, one.outcomes(), strict=True):
@@ -528,7 +529,7 @@ class Engine:
             rounds.hand_over(answers)
         self.clock.rules += time.perf_counter() - began
 
-    def _go_on(self) -> LookRounds | None:
+    def _go_on_ahead(self) -> LookRounds | None:
         """Queue rounds behind the verdicts that are on their way, where the device can go on by
         itself and nobody waits for the step to end."""
         look = self._prefetched
@@ -675,6 +676,7 @@ class Engine:
         if len(whole) == len(served):
             drawn = self._draw_at_once(served, logits_RV)
             if drawn is not None:
+                self._go_on(served, drawn)
                 return drawn
         if len(whole) < len(served):
             reads = [part.plan.read_count for part in self._parts]
@@ -682,6 +684,21 @@ class Engine:
             logits_RV = logits_RV[to_device(asked.nonzero()[0], torch.long, logits_RV.device)]
         answers = dict(zip(whole, self._answers(whole, logits_RV), strict=True))
         return [answers.get(one, NotYet()) for one in served]
+
+    def _go_on(self, served: list[Running], verdicts: Sequence[object]) -> None:
+        """Draft and judge on by the model itself, where all who run do nothing else."""
+        if len(served) < len(self.running) or self._prefetched is not None or self.stop:
+            return
+        began = time.perf_counter()
+        rounds = Rounds.after(served, verdicts)
+        if rounds is None:
+            return
+        self.clock.mark("host", rounds.host.device)
+        rounds.make(self.stop, first_ends=bool(self.queue))
+        self.clock.mark("forward", rounds.host.device)
+        self.clock.forward += time.perf_counter() - began
+        self.clock.forwards += rounds.forwards
+        self.watch.went_on(rounds.host.costs, rounds.tokens)
 
     def _run_parts(self, host: Host) -> Tensor:
         parts = self._parts
@@ -726,9 +743,9 @@ class Engine:
         if self._prefetched is not None:
             self._prefetched.learn(drafts)
         asked = [continuation_of(one) for one in served]
-        for one, draft in zip(served, asked):
-            one.note_draft(draft)
         tokens = [draft.tokens for draft in drafts]
+        for one, draft, own in zip(served, asked, tokens):
+            one.note_draft(draft, own)
         self._drafted = Drafted(served, asked, tokens, written.tokens_Bk)
         return drafts
 
@@ -978,11 +995,6 @@ def question_of(one: Running) -> Question:
 def continuation_of(one: Running) -> Continuation:
     assert isinstance(one.waits_for, Continuation)
     return one.waits_for
-
-
-def writer_of(host: Host) -> Continuations:
-    assert isinstance(host.writer, Continuations)
-    return host.writer
 
 
 def next_to_write(parts: Sequence[Part]) -> list[Running]:

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.engine.backbone import Backbone, LikeliestText, SlottedBackbone, WrittenText
+from forerun.engine.backbone import (
+    Backbone,
+    Forwards,
+    LikeliestText,
+    RoundsAsked,
+    RoundsMade,
+    SlottedBackbone,
+    WrittenText,
+)
 from forerun.engine.cache import Memo
 from forerun.engine.choosing import Account, BatchChooser
 from forerun.engine.company import Company
@@ -49,6 +57,12 @@ class Work:
         self.rows += sum(batch.row_counts)
         self.pairs += sum(map(mul, batch.row_counts, batch.slot_counts))
         self.slots += sum(batch.slot_counts)
+
+    def add_forwards(self, made: Forwards) -> None:
+        self.forwards += made.total
+        self.rows += made.rows
+        self.pairs += made.pairs
+        self.slots += made.slots
 
 
 class Writer(Protocol):
@@ -258,6 +272,17 @@ class Host:
         """Have the backbone write on, where it moves rows."""
         write: Any = getattr(self.backbone, "write_likeliest")  # noqa: B009
         return write(batch, self.slots, asked)
+
+    def go_on(self, asked: RoundsAsked, drafter: Host | None) -> RoundsMade:
+        """Have the backbone draft and judge by itself, where it moves rows; with drafts of a second
+        model, if one is named."""
+        go_on: Any = getattr(self.backbone, "go_on")  # noqa: B009
+        by = None if drafter is None else (drafter.backbone, drafter.slots)
+        made: RoundsMade = go_on(self.slots, asked, by)
+        self.work.add_forwards(made.forwards)
+        if drafter is not None and made.drafting is not None:
+            drafter.work.add_forwards(made.drafting)
+        return made
 
     def remove_impossible(self, logits_RV: Tensor) -> Tensor:
         for token in self.impossible_tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,7 @@ class Running:
     alike: int = 0  # drafts in a row, as long as the last and drawn in the same way
     # In a row, by kind: forwards around drafts that were begun ahead in vain.
     surprises: dict[type, int] = field(default_factory=dict)
+    drafted: tuple[Continuation, Sequence[int]] | None = None  # by a model, last
     _last_draft: tuple[int, float] | None = None
     seq: Canvas = field(init=False)
 
@@ -81,8 +82,9 @@ class Running:
             else:
                 self.seq.trace.forwards += 1
 
-    def note_draft(self, asked: Continuation) -> None:
+    def note_draft(self, asked: Continuation, tokens: Sequence[int]) -> None:
         """It has had a draft written."""
+        self.drafted = asked, tokens
         draft = (asked.tokens, asked.temperature)
         self.alike = self.alike + 1 if draft == self._last_draft else 1
         self._last_draft = draft

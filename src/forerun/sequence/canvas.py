@@ -50,6 +50,8 @@ class Copies(NamedTuple):
     known: int  # tokens of the text that it follows
     run: int  # of last tokens that are looked up, at most
     length: int  # of the draft, if so much was found
+    most: int = 0  # tokens that the next one may have, likewise
+    reach: int | None = None  # that this one was to have; None: does not follow the last verdict
 
 
 class Begun(NamedTuple):

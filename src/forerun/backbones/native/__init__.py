@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
+from forerun.backbones.native.rounds import Runner, go_on
 from forerun.backbones.products import (
     BYTE,
     GROUP,
@@ -41,7 +42,7 @@ from forerun.backbones.products import (
     quantised,
 )
 from forerun.backbones.quantised import Quantised
-from forerun.engine.backbone import LikeliestText, WrittenText
+from forerun.engine.backbone import LikeliestText, RoundsAsked, RoundsMade, WrittenText
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageTable
@@ -188,6 +189,8 @@ def _typed(found: Any) -> Any:
     found.forward_memory.restype = c_int64
     found.write_on.argtypes = [c_void_p, c_void_p, c_void_p, c_int64]
     found.write_on.restype = c_int64
+    found.go_on.argtypes = [c_void_p, c_void_p, c_void_p]
+    found.go_on.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
     found.is_fast.restype = c_int64
@@ -435,6 +438,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
+        self.logits = torch.empty(0)
         self._longs = np.empty(0, np.int64)
         self._spans = np.empty(0, np.int32)
         self._at = (0, 0)
@@ -524,19 +528,47 @@ class NativeForward:
 
     def _rows(self, batch: Batch, slots: Slots, seen: int, at: _Addresses, logits: Tensor) -> _Rows:
         """What a forward is given, with memory for what is in between."""
-        scratch = self._scratch
         threads = torch.get_num_threads()
         rows = len(batch.slots)
         reads = len(batch.reads)
-        needed = self._functions.forward_memory(self._at, max(rows, reads), seen, threads)
-        if needed > len(scratch.memory):
-            scratch.memory = torch.empty(needed)
+        memory = self._memory(max(rows, reads), seen, threads)
         table = batch.table
         kept, features, pages = self._places_in(slots, table)
         return _Rows(
             rows, reads, threads, *at, pages, table.size, table.per_lane, kept, features,
-            scratch.memory.data_ptr(), logits.data_ptr(),
+            memory, logits.data_ptr(),
         )  # fmt: skip
+
+    def _memory(self, rows: int, seen: int, threads: int) -> int:
+        """Where there is room for what is in between."""
+        scratch = self._scratch
+        needed = self._functions.forward_memory(self._at, rows, seen, threads)
+        if needed > len(scratch.memory):
+            scratch.memory = torch.empty(needed)
+        return scratch.memory.data_ptr()
+
+    def go_on(self, target: Runner, drafter: Runner | None, asked: RoundsAsked) -> RoundsMade:
+        """Let texts go on by rounds of this model, with drafts of another one if there is one."""
+        return go_on(self._functions, self._vocab, target, drafter, asked)
+
+    def runner(
+        self, slots: Slots, seen: int, threads: Sequence[int], impossible: Sequence[int]
+    ) -> Runner:
+        """This model as it takes part in rounds: with forwards that look at so many slots, on so
+        many `threads` by rows, all of which may be read."""
+        most = len(threads) - 1
+        scratch = self._scratch
+        if most * self._vocab > len(scratch.logits):
+            scratch.logits = torch.empty(most * self._vocab)
+        memory = self._memory(most, seen, max(threads))
+        kept, features, pages = self._places_in(slots, slots.table)
+        at = _Addresses(*[0] * len(_Addresses._fields))
+        rows = _Rows(
+            0, 0, 0, *at, pages, slots.table.size, slots.table.per_lane, kept, features,
+            memory, scratch.logits.data_ptr(),
+        )  # fmt: skip
+        alive = scratch.memory, scratch.logits, scratch.places
+        return Runner(self._at, rows, seen, threads, impossible, alive)
 
     def _places_in(self, slots: Slots, table: PageTable) -> tuple[int, int, int]:
         """Where it is written where each layer keeps keys and values, and features if it does; and

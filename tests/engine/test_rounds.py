@@ -1,0 +1,440 @@
+"""On a CPU a model goes on by itself for several rounds of draft and verdict: the same texts,
+traces and memos as if each round had been asked for."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import forerun
+from forerun.backbones import native
+from forerun.backbones.threads import ThreadChoice
+from forerun.checkpoints import tiny
+from forerun.drafters.lookup import LookupDrafter
+from forerun.engine import rounds
+from forerun.engine.cache import Memo
+from forerun.engine.costs import StepCosts, StepWatch
+from forerun.engine.pack import Batch
+from forerun.engine.rounds import Rounds
+from forerun.sequence.rows import PlainText
+from tests.helpers import stepped
+
+WORDS = 12
+BACK = 0.07
+LONG = [*range(40, 60), 7, 8, 9, *range(100, 120), 7, 8]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(autouse=True)
+def compiled(folder, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(folder))
+    monkeypatch.setattr(rounds, "MOST_ROUNDS", 6)
+    monkeypatch.setattr(rounds, "AHEAD", 24)
+    native.compiled_in.cache_clear()
+    if native.library() is None:
+        pytest.skip(native.compiled().words)
+    yield
+    native.compiled_in.cache_clear()
+
+
+def model(lanes=4, page=8, slots=None, noise=0.0, in_rounds=True):
+    """A tiny model with small pages, stepped by hand. It knows few words and looks back so little
+    that its texts repeat themselves. With noise it is a draft model that is often right."""
+    network = tiny.build("llama")
+    with torch.no_grad():
+        network.lm_head.weight[WORDS:] *= 0.1
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight *= BACK
+        torch.manual_seed(1)
+        for weight in network.parameters():
+            weight += noise * torch.randn_like(weight)
+    m = stepped(forerun.from_network(network, tiny.tokenizer(), lanes=lanes, max_context=128))
+    m.engine.page = page
+    m.engine.slots = slots
+    if not in_rounds:
+        m.engine._go_on = lambda *_: None
+    return m
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What every launch made; each is looked at, before and after."""
+    made = []
+    claim, hand_over = Rounds._claim, Rounds._hand_over
+
+    def claim_and_keep(self, each):
+        claim(self, each)
+        self.before = {id(host): everything(host) for host in self._hosts}
+
+    def look_at(self, answer):
+        for host in self._hosts:
+            untouched_elsewhere(self, host, self.before[id(host)])
+        hand_over(self, answer)
+        for host in self._hosts:
+            host.pool.check([memo.pages for memo in host.memos])
+            for memo in host.memos:
+                holds_what_it_says(host, memo)
+        made.append(answer)
+
+    monkeypatch.setattr(Rounds, "_claim", claim_and_keep)
+    monkeypatch.setattr(Rounds, "_hand_over", look_at)
+    return made
+
+
+def everything(host):
+    """What all slots of all layers hold, [layer, slot, N]."""
+    layers = range(host.backbone.layers)
+    both = [torch.stack(list(host.slots.flat(layer)), 1).flatten(1) for layer in layers]
+    return torch.stack(both)
+
+
+def untouched_elsewhere(made, host, before):
+    """Only slots that were claimed may be written."""
+    claimed = np.zeros(before.shape[1], bool)
+    for each in made._drafting:
+        if host is made.host or host is each.drafter:
+            slots = np.arange(made._first(each, host), made._room(each))
+            claimed[host.slots.table.places(np.array(each.one.lane), slots)] = True
+    kept = torch.from_numpy(~claimed)
+    assert torch.equal(everything(host)[:, kept], before[:, kept])
+
+
+def holds_what_it_says(host, memo):
+    """The slots of a lane hold what a fresh forward writes for those rows."""
+    held = memo.held
+    if not held.shape[1] or memo._causal < held.shape[1]:
+        return
+    plan = PlainText.of(held[0].copy(), held.shape[1] - 1)
+    slots = host.backbone.make_slots(1, host.room)
+    host.backbone.forward(Batch([(0, plan, 0)], slots.table, host.device), slots)
+    places = host.slots.table.places(np.array(memo._lane), np.arange(held.shape[1]))
+    for layer in range(host.backbone.layers):
+        for own, fresh in zip(host.slots.flat(layer), slots.flat(layer)):
+            torch.testing.assert_close(own[places], fresh[: held.shape[1]])
+
+
+def said(results):
+    return [
+        (r.token_ids, r.finish_reason, str(r.trace), r.stats.forwards, r.stats.draft_forwards)
+        for r in results
+    ]
+
+
+def scenario(seed):
+    """Prompts and how they go on, at random."""
+    chance = random.Random(seed)
+    shared = [chance.randrange(1, 250) for _ in range(chance.randrange(20))]
+    prompts = []
+    for _ in range(chance.randrange(1, 5)):
+        own = [chance.randrange(1, 250) for _ in range(chance.randrange(1, 20))]
+        prompts.append((shared + own * chance.choice([1, 1, 2]))[:60])
+    how = dict(
+        max_tokens=[chance.randrange(1, 60) for _ in prompts],
+        stop_token_ids=[chance.randrange(WORDS) for _ in range(chance.choice([0, 0, 1]))],
+        ignore_eos=chance.random() < 0.5,
+        k=chance.choice([1, 2, 5, 12]),
+        adapt=chance.random() < 0.7,
+        ngram=chance.choice([1, 3, 4]),
+    )
+    return prompts, how
+
+
+def write_all(m, prompts, how, **more):
+    """All of them at once, each as long as it is to be."""
+    how = dict(how)
+    lengths = how.pop("max_tokens")
+    jobs = [m.submit(p, max_tokens=n, **how, **more) for p, n in zip(prompts, lengths)]
+    m.engine.run()
+    return [result for job in jobs for result in job.results()]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_copies_in_rounds_are_those_made_one_by_one(seed, launches):
+    prompts, how = scenario(seed)
+    with_rounds, without = model(), model(in_rounds=False)
+    found = write_all(with_rounds, prompts, how, method="lookup")
+    count = len(launches)
+    assert said(found) == said(write_all(without, prompts, how, method="lookup"))
+    assert len(launches) == count
+    plain = write_all(without, prompts, only_text(how), method="ar")
+    assert [r.token_ids for r in found] == [r.token_ids for r in plain]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.015])
+@pytest.mark.parametrize("seed", range(15))
+def test_drafts_of_a_model_in_rounds_are_those_written_one_by_one(seed, noise, launches):
+    prompts, how = scenario(seed)
+    how = {**only_text(how), "k": how["k"], "method": "speculative"}
+    found = []
+    for in_rounds in (True, False):
+        m = model(in_rounds=in_rounds)
+        found.append(said(write_all(m, prompts, how, draft=model(noise=noise))))
+    assert found[0] == found[1]
+
+
+def only_text(how):
+    return {name: how[name] for name in ("max_tokens", "stop_token_ids", "ignore_eos")}
+
+
+def test_these_scenarios_have_launches_of_many_rounds_and_all_their_ends(launches):
+    """Else they would test little."""
+    for seed in range(12):
+        prompts, how = scenario(seed)
+        write_all(model(), prompts, how, method="lookup")
+        how = {**only_text(how), "k": how["k"]}
+        write_all(model(), prompts, how, method="speculative", draft=model(noise=0.015))
+    for drafting in (False, True):
+        those = [made for made in launches if (made.drafting is not None) == drafting]
+        lengths = {max(map(len, made.rounds)) for made in those}
+        assert len(those) > 20 and {1, 6} <= lengths
+        every = [one for made in those for text in made.rounds for one in text]
+        assert {0, 1, 2, 3} <= {one.accepted for one in every}
+        assert any(0 < one.accepted < len(one.drafted) for one in every)
+
+
+def test_a_second_text_finds_what_the_first_has_written(launches):
+    m = model(lanes=2)
+    how = dict(method="lookup", ignore_eos=True, max_tokens=50)
+    first = m.generate(LONG, **how)
+    work = m.host.work.rows
+    again = m.generate([*LONG, *first.token_ids[:40]], method="lookup", max_tokens=10)
+    assert m.host.work.rows - work < 40 and launches
+    assert again.token_ids == first.token_ids[40:]
+
+
+@pytest.mark.parametrize("method", ["lookup", "speculative"])
+def test_where_pages_run_out_texts_are_the_same(method, launches):
+    how = dict(method=method, ignore_eos=True, max_tokens=40, k=3)
+    if method == "speculative":
+        how |= dict(draft=model(noise=0.015))
+    prompts = [[*range(9 * i, 9 * i + 12), *range(9 * i, 9 * i + 6)] for i in range(4)]
+    scarce = model(slots=13 * 8)
+    alone = [model(lanes=1).generate(prompt, **how).token_ids for prompt in prompts]
+    del launches[:]
+    assert [r.token_ids for r in scarce.generate(prompts, **how)] == alone
+    assert scarce.host.pool.stats.taken_back and launches
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_joins_or_goes_at_any_time_has_the_text_written_alone(seed, launches):
+    chance = random.Random(seed)
+    m = model(lanes=3, slots=chance.choice([None, 22 * 8]))
+    draft = model(noise=0.015)
+    asked, jobs, gone = [], [], []
+    m.engine.has_messages = lambda: chance.random() < 0.1
+    while m.engine.busy or len(jobs) < 8:
+        if len(jobs) < 8 and chance.random() < 0.4:
+            [prompt, *_], _ = scenario(chance.randrange(1000))
+            how = dict(max_tokens=chance.randrange(1, 50), ignore_eos=True, k=chance.choice([2, 4]))
+            drafter = dict(method="lookup")
+            if chance.random() < seed % 3 / 2:  # nobody, some, or all have a draft model
+                drafter = dict(method="speculative", draft=draft)
+            asked.append((prompt, {**how, **drafter}))
+            jobs.append(m.submit(prompt, **how, **drafter))
+        if jobs and chance.random() < 0.05:
+            gone.append(chance.randrange(len(jobs)))
+            jobs[gone[-1]].cancel()
+        m.engine.step()
+    alone = model(lanes=1, in_rounds=False)
+    for number, (job, (prompt, how)) in enumerate(zip(jobs, asked)):
+        text = alone.generate(prompt, **how).token_ids
+        own = job.results()[0].token_ids
+        assert own == (text[: len(own)] if number in gone else text)
+    assert launches
+
+
+def test_what_a_request_and_the_engine_count_is_what_was_run(launches):
+    m = model()
+    results = m.generate([LONG, [5, 6]], method="lookup", ignore_eos=True, max_tokens=40, k=4)
+    assert m.engine.clock.forwards == m.host.work.forwards
+    assert max(r.stats.forwards for r in results) == m.host.work.forwards
+    assert launches
+
+
+def test_a_launch_that_is_stopped_ends_early_and_changes_no_text(launches):
+    m = model()
+    how = dict(method="lookup", ignore_eos=True, max_tokens=40, k=4)
+    whole = said(m.generate([LONG, [5, 6]], **how))
+    del launches[:]
+    m.engine.has_messages = lambda: True
+    assert said(m.generate([LONG, [5, 6]], **how)) == whole
+    assert not launches
+
+
+def test_who_joins_waits_for_one_round_only(launches, monkeypatch):
+    m = model()
+    how = dict(method="lookup", ignore_eos=True, max_tokens=40, k=4)
+    alone = [m.generate(prompt, **how).token_ids for prompt in (LONG, [5, 6])]
+    m = model()
+    joined = []
+    go_on = m.host.go_on
+
+    def go_on_as_another_comes(asked, drafter):
+        if not joined:
+            joined.append(m.submit([5, 6], **how))
+            m.engine.stop.set()  # as a driver's thread does
+        return go_on(asked, drafter)
+
+    monkeypatch.setattr(m.host, "go_on", go_on_as_another_comes)
+    del launches[:]
+    first = m.generate(LONG, **how).token_ids
+    m.engine.run()
+    assert [first, joined[0].results()[0].token_ids] == alone
+    assert launches[0].rounds == [[]] and len(launches[1].rounds) == 2
+
+
+def test_who_waits_for_a_lane_gets_it_as_soon_as_one_text_has_ended(launches):
+    m = model(lanes=2)
+    how = dict(method="lookup", ignore_eos=True)
+    prompts = [LONG, [5, 6], [9, 9]]
+    jobs = [m.submit(p, max_tokens=n, **how) for p, n in zip(prompts, (60, 8, 30))]
+    m.engine.run()
+    alone = [
+        model().generate(p, max_tokens=n, **how).token_ids for p, n in zip(prompts, (60, 8, 30))
+    ]
+    assert [job.results()[0].token_ids for job in jobs] == alone
+    short = next(made for made in launches if len(made.rounds) == 2)
+    assert len(short.rounds[0]) == len(short.rounds[1])
+
+
+def test_a_request_that_is_cancelled_between_launches_leaves_the_others(launches):
+    m = model()
+    how = dict(method="lookup", ignore_eos=True, max_tokens=60)
+    alone = model().generate(LONG, **how).token_ids
+    kept, gone = m.submit(LONG, **how), m.submit([5, 6, 5], **how)
+    while not launches:
+        m.engine.step()
+    gone.cancel()
+    m.engine.run()
+    assert kept.results()[0].token_ids == alone
+    assert gone.results()[0].finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(temperature=0.8, seed=1),
+        dict(frequency_penalty=0.5),
+        dict(logprobs=2),
+        dict(record=True),
+        dict(regex="[0-9]+"),
+    ],
+    ids=["sampled", "penalised", "with logprobs", "recorded", "constrained"],
+)
+def test_who_looks_at_every_verdict_gets_every_verdict(more, launches):
+    m = model()
+    m.generate(LONG, method="lookup", max_tokens=20, **more)
+    assert not launches
+
+
+def test_beside_somebody_who_does_something_else_nobody_goes_on(launches):
+    m = model()
+    m.submit(LONG, method="lookup", ignore_eos=True, max_tokens=60)
+    m.submit([5, 6], method="ar", ignore_eos=True, max_tokens=20)
+    while not launches:
+        m.engine.step()
+    assert len(m.engine.running) < 2
+    m.engine.run()
+
+
+def test_a_launch_is_no_part_of_the_next_step_and_its_tokens_are_each_rounds_own():
+    now = [0.0]
+    watch = StepWatch(lambda: now[0])
+    costs = StepCosts()
+    costs.curve = {1: 1e-3, 8: 2e-3}
+    seen = []
+    costs.observe = lambda rows, drafting, forwards, seconds: seen.append(seconds)
+    costs.observe_pace = lambda tokens, sequences: seen.append((tokens, sequences))
+
+    def step(seconds):
+        watch.forward(costs, [4], [4], drafting=False)
+        watch.drawing()
+        now[0] += seconds
+        watch.arrived()
+
+    step(1.0)
+    now[0] += 25.0
+    watch.went_on(costs, [3, 2])
+    watch.tokens += 4 + 3 + 2  # as the method goes on
+    step(2.0)
+    assert seen == [(3, 1), (2, 1), 2.0, (4, 1)]
+
+
+def test_forwards_of_a_launch_count_as_one_of_their_kind():
+    times = iter(range(100))
+    choice = ThreadChoice(lambda: float(next(times)))
+    choice._most = 2
+    choice.note([0, 4, 0, 1], [0.0, 8.0, 0.0, 5.0])
+    assert [list(choice._kinds[rows]._times) for rows in (1, 3)] == [[2.0], [5.0]]
+
+
+def test_a_large_model_is_asked_round_by_round(launches):
+    m = model()
+    m.backbone.weight_bytes = 10**9
+    m.generate(LONG, method="lookup", ignore_eos=True, max_tokens=20)
+    assert not launches
+
+
+def test_a_text_that_ends_with_words_ends_there(launches):
+    how = dict(method="lookup", ignore_eos=True, max_tokens=60)
+    m = model()
+    text = m.generate(LONG, **how).text
+    stop = text[len(text) // 2 :][:2]
+    with_rounds = m.generate(LONG, stop=[stop], **how)
+    without = model(in_rounds=False).generate(LONG, stop=[stop], **how)
+    assert said([with_rounds]) == said([without]) and launches
+
+
+def test_copies_that_never_grow_change_the_trace(monkeypatch):
+    """So the tests above would see it."""
+    drafting = rounds._drafting
+
+    def of_one_token(one, verdict):
+        found = drafting(one, verdict)
+        if found is not None:
+            found.reach = 1
+        return found
+
+    right = [traces_of(seed, in_rounds=False) for seed in range(8)]
+    monkeypatch.setattr(rounds, "_drafting", of_one_token)
+    assert [traces_of(seed) for seed in range(8)] != right
+
+
+def traces_of(seed, **how_made):
+    prompts, how = scenario(seed)
+    how |= dict(adapt=True, k=8)
+    return said(write_all(model(**how_made), prompts, how, method="lookup"))
+
+
+def test_a_memo_that_claims_what_was_rejected_is_seen(monkeypatch, launches):
+    wrote = Memo.wrote
+
+    def one_row_more(self, start, tokens):
+        wrote(self, start, [*tokens, 3])
+
+    monkeypatch.setattr(Memo, "wrote", one_row_more)
+    with pytest.raises(AssertionError):
+        model().generate(LONG, method="lookup", ignore_eos=True, max_tokens=60, k=8)
+
+
+def test_a_forward_that_writes_past_its_slots_is_seen(monkeypatch, launches):
+    room = Rounds._room
+    asked = Rounds._asked
+
+    def asked_for_more(self, each):
+        return asked(self, each)._replace(room=room(self, each) + 8)
+
+    monkeypatch.setattr(Rounds, "_asked", asked_for_more)
+    monkeypatch.setattr(rounds, "AHEAD", 8)
+    monkeypatch.setattr(LookupDrafter, "adapt", False, raising=False)
+    with pytest.raises(AssertionError):
+        model().generate(
+            LONG, method="lookup", ignore_eos=True, max_tokens=60, k=8, adapt=False, ngram=1
+        )
