@@ -292,6 +292,8 @@ class BatchChooser:
 
     def _decide(self, bet: Bet[O], plain: float) -> tuple[O | None, int]:
         self.seq.draft_follows = False
+        if bet.offer is not None and not bet.offer.learns_unasked:
+            self._busy = 4 * ASKS_ALL  # also if it must wait for a step: it is asked again then
         if bet.k and not self._drafted and self.costs.begins_ahead and not self._waited:
             # The plain step has begun: take it, and have nothing begun behind it.
             self.seq.draft_follows = self._waited = True
@@ -300,10 +302,6 @@ class BatchChooser:
             self._waited = False
         self._drafted = bet.k > 0
         self._plain = 0 if bet.k else self._plain + 1
-        name = "none"
-        if bet.offer is not None:
-            name = bet.offer.name
-            if not bet.offer.learns_unasked:
-                self._busy = 4 * ASKS_ALL
+        name = "none" if bet.offer is None else bet.offer.name
         self.seq.note_choice(name, bet.k, (bet.tokens, bet.seconds, plain))
         return bet.offer, bet.k

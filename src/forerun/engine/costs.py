@@ -638,10 +638,11 @@ class StepWatch:
     ) -> None:
         """A forward begins, in which each sequence has so many rows and reads so many of them."""
         now = self._now
+        prompts = sum(own for own, read in zip(rows, reads) if own > read + UNREAD)
         if drafting:
             now.draft_forwards += 1
+            now.whole = now.whole and not prompts
             return
-        prompts = sum(own for own, read in zip(rows, reads) if own > read + UNREAD)
         now.costs = costs
         now.rows += sum(rows)
         now.drafting += sum(read > 1 for read in reads)
