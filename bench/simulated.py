@@ -69,6 +69,7 @@ class Machine:
     beside: float = 0.0
     ahead: bool = False  # is each plain step begun before it is asked for?
     late: float = 0.0  # what it costs more if it was not; and half of `beside` for each sequence
+    capture: float = 0.0  # what each length takes at first that the draft model drafts
 
     def seconds(self, rows: int, drafting: int, sequences: int, begun: bool) -> float:
         host = 0.0
@@ -142,6 +143,7 @@ SEVEN = Machine(
     beside=5e-5,
     ahead=True,
     late=3e-4,
+    capture=0.3,
 )
 PAIR = replace(
     SEVEN,
@@ -266,6 +268,21 @@ class TextAtOnce(Continuations):
             text = self._backbone.texts[int(one.plan.rows[TOKEN, 0])]
             rows.append([*text.tokens[end : end + self.wrote], *[0] * self.wrote][: self.wrote])
         return WrittenBatch(torch.tensor(rows), logits_BV.new_empty(0))
+
+
+class FirstTimes(Continuations):
+    """Of a draft model that writes token by token, and has to make something for each length."""
+
+    def __init__(self, host: Host, backbone: Replay):
+        super().__init__(host, Flag())
+        self._backbone = backbone
+        self._made: set[int] = set()
+
+    def can_write(self, end: int, tokens: int) -> bool:
+        if tokens not in self._made:
+            self._made.add(tokens)
+            self._backbone.now.seconds += self._backbone.machine.capture
+        return False
 
 
 @dataclass
@@ -490,6 +507,7 @@ class Player:
                 tokens = len(text.tokens) - text.prompt
                 how = dict(method=method, max_tokens=tokens, ignore_eos=True, **options)
                 jobs.append((text, self.model.submit(text.tokens[: text.prompt], **how)))
+            self._count_first_times()
             self.model.engine.step()
             finished = sum(job.finished for _, job in jobs)
             ended += [self.now()] * (finished - len(ended))
@@ -499,6 +517,12 @@ class Player:
         if self.scene.at_random:
             return sum(ended) - sum(moments)
         return self.now() - began
+
+    def _count_first_times(self) -> None:
+        """Whoever drafts has its own host in the engine, from the first request that names it."""
+        for host in self.model.engine.hosts[1:]:
+            if not isinstance(host.writer, FirstTimes):
+                host.writer = FirstTimes(host, self.model.backbone)
 
     def twice(self, contestant: Contestant) -> tuple[float, float]:
         return self.seconds(contestant), self.seconds(contestant)
