@@ -150,9 +150,7 @@ class BatchChooser:
         began = time.perf_counter()
         promises = self._look(self._worth_asking(offers), most)
         if begins:
-            company.plan(
-                self.costs, strangers, self._draft_forward(offers), self._depths(offers)
-            )
+            company.plan(self.costs, strangers, self._draft_forward(offers), self._depths(offers))
         bet = self._best_here(promises, most, strangers)
         company.wish_for(self, Wish(1 + bet.k, bet.tokens, self._draft_seconds(bet)))
         if bet.k:

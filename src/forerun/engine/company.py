@@ -138,12 +138,13 @@ class Company:
 
     def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
-        somebody drafts, one."""
+        somebody drafts, one; after that as many as nobody has drafted for. A step without drafts
+        may have been one in which somebody came, or was nearly done."""
         self._waits = True
         known = member.seq.known
         tokens = 1
         if not self.just_drafted:
-            tokens = self._left_of_stretch(member) or most
+            tokens = self._left_of_stretch(member) or min(most, max(1, self._since))
         self._stretch = max(self._stretch, tokens)
         member.stretch_end = known + tokens
         return tokens
