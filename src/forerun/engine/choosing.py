@@ -109,10 +109,10 @@ class BatchChooser:
             return company.until_next_choice(self, self._stretch(expected))
         if expected >= MANY and not company.just_drafted:
             return most if most > 1 else company.until_next_choice(self, self._stretch(expected))
-        if expected > 1 and not any_length:
-            return most
         if expected > 1 and company.just_drafted:
             return 1
+        if expected > 1 and not any_length:
+            return most
         return min((1 if any_length else 2) << self._plain, most)
 
     def _stretch(self, sequences: int) -> int:
