@@ -9,7 +9,8 @@ the real ones; only forwards are not run and the clock is not the machine's.
     python bench/simulated.py --publish FILE ...             (puts those into docs/auto.md)
 
 The texts are the worst there are for a method that chooses: copies that never go on and a draft
-model that is never right, or always; both that change in mid-text; a batch that fills.
+model that is never right, or always; both that change in mid-text; a batch that fills. And such as
+a server meets: requests of all lengths that come at random moments.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ PAIR = replace(
     curve={1: 1.55e-3, 16: 1.59e-3, 32: 1.79e-3, 64: 2.42e-3, 128: 2.65e-3, 512: 6e-3},
     draft=8e-4,
 )
+SERVERS = (SEVEN, PAIR)
 
 
 class Text(NamedTuple):
@@ -276,11 +278,11 @@ class FirstTimes(Continuations):
     def __init__(self, host: Host, backbone: Replay):
         super().__init__(host, Flag())
         self._backbone = backbone
-        self._made: set[int] = set()
+        self.made: set[int] = set()
 
     def can_write(self, end: int, tokens: int) -> bool:
-        if tokens not in self._made:
-            self._made.add(tokens)
+        if tokens not in self.made:
+            self.made.add(tokens)
             self._backbone.now.seconds += self._backbone.machine.capture
         return False
 
@@ -363,13 +365,13 @@ def between(chance: random.Random, least: int, most: int) -> int:
     return round(math.exp(chance.uniform(math.log(least), math.log(most))))
 
 
-def requests(count: int, share: float, scale: int = 1) -> list[Text]:
+def requests(count: int, share: float) -> list[Text]:
     """Chat of all lengths, with a draft model that is right about this share of the time: in some
-    texts more often, in others less. `scale`: of prompts so many times shorter."""
+    texts more often, in others less."""
     chance = random.Random(0)
     found = []
     for name in range(count):
-        prompt = between(chance, *(each // scale for each in PROMPTS))
+        prompt = between(chance, *PROMPTS)
         length = prompt + between(chance, *OUTPUTS)
         own = share + chance.uniform(-0.15, 0.15)
         agrees = [chance.random() < own for _ in range(length)]
@@ -454,6 +456,20 @@ def scenes(tokens: int = 160) -> list[Scene]:
         Scene("a batch fills from 1 to 32, everything", many.loops(40), 32, 0.5),
         Scene("a batch fills from 1 to 32, half of them everything", many.halves(40), 32, 0.5),
         Scene("a batch of 32, seven in ten drafts", many.traps(40, 0.7), lanes=32),
+    ]
+
+
+def load(name: str, share: float, count: int = 12, has_draft: bool = True) -> Scene:
+    """Requests that come at random moments, so that one to eight are written at a time."""
+    return Scene(name, requests(count, share), 8, 60.0, has_draft, at_random=True)
+
+
+def loads() -> list[Scene]:
+    return [
+        load("at random, chat, a usual draft model", 0.72),
+        load("at random, chat, a good draft model", 0.88),
+        load("at random, chat, a poor draft model", 0.4),
+        load("at random, chat, no draft model", 0.0, has_draft=False),
     ]
 
 
@@ -616,8 +632,8 @@ def main() -> None:
         write(table([Row(*each) for each in kept]), arguments.tokens)
         return
     rows = []
-    for machine in MACHINES:
-        for scene in scenes(arguments.tokens):
+    for machine in [*MACHINES, *SERVERS]:
+        for scene in loads() if machine in SERVERS else scenes(arguments.tokens):
             if arguments.only in scene.name and arguments.machine in machine.name:
                 rows.append(simulate(scene, machine))
                 print(table(rows[-1:]).splitlines()[2], flush=True)
