@@ -580,6 +580,8 @@ def simulate(
 ) -> Row:
     if contestants is None:
         contestants = FEW if scene.lanes > 1 else GRID + DRAFTED
+        if scene.at_random:
+            contestants = [*FEW, ("speculative", {"k": 4})]
     if not scene.has_draft:
         contestants = [one for one in contestants if one[0] != "speculative"]
     taken = {label(one): Player(scene, machine).twice(one) for one in contestants}
