@@ -9,18 +9,21 @@ the real ones; only forwards are not run and the clock is not the machine's.
     python bench/simulated.py --publish FILE ...             (puts those into docs/auto.md)
 
 The texts are the worst there are for a method that chooses: copies that never go on and a draft
-model that is never right, or always; both that change in mid-text; a batch that fills.
+model that is never right, or always; both that change in mid-text; a batch that fills. And such as
+a server meets: requests of all lengths that come at random moments.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +46,8 @@ from forerun.sequence.rows import TOKEN
 VOCAB = 256
 CONTEXT = 512
 PROMPT = 32  # tokens
+PROMPTS = (64, 8192)  # and of requests that come at random moments, from the least to the most
+OUTPUTS = (16, 512)
 START = "<!-- simulated: bench/simulated.py writes this part -->"
 END = "<!-- end of simulated -->"
 
@@ -59,11 +64,13 @@ class Machine:
     curve: dict[int, float]
     host: float
     draft: float  # one forward of the draft model
+    draft_row: float = 0.0  # and more for each of its rows
     judged: float = 0.0
     at_once: int = 1
     beside: float = 0.0
     ahead: bool = False  # is each plain step begun before it is asked for?
     late: float = 0.0  # what it costs more if it was not; and half of `beside` for each sequence
+    capture: float = 0.0  # what each length takes at first that the draft model drafts
 
     def seconds(self, rows: int, drafting: int, sequences: int, begun: bool) -> float:
         host = 0.0
@@ -76,6 +83,9 @@ class Machine:
     @property
     def measured(self) -> dict[int, float]:
         return {rows: interpolated(self.curve, rows) for rows in ROWS}
+
+    def draft_seconds(self, rows: int) -> float:
+        return self.draft + self.draft_row * (rows - 1)
 
 
 def tiles(base: float, each: float, height: int = 16, most: int = 1024) -> dict[int, float]:
@@ -123,6 +133,27 @@ FLOAT32 = Machine(
 )
 MACHINES = (GPU, TILES, SMALL, STEPS, CPU, INT4, FLOAT32)
 
+# For requests that come at random moments. Forwards are those of an H200.
+SEVEN = Machine(
+    "GPU: 7B, a draft model of 0.5B",
+    {1: 4.05e-3, 8: 4.16e-3, 32: 4.34e-3, 64: 5.12e-3, 128: 5.85e-3, 256: 9.5e-3, 512: 1.57e-2},
+    host=5e-5,
+    draft=9e-4,
+    draft_row=3e-6,
+    judged=3e-4,
+    beside=5e-5,
+    ahead=True,
+    late=3e-4,
+    capture=0.3,
+)
+PAIR = replace(
+    SEVEN,
+    name="GPU: 1.5B, a draft model of 0.5B",
+    curve={1: 1.55e-3, 16: 1.59e-3, 32: 1.79e-3, 64: 2.42e-3, 128: 2.65e-3, 512: 6e-3},
+    draft=8e-4,
+)
+SERVERS = (SEVEN, PAIR)
+
 
 class Text(NamedTuple):
     """What the model writes, and at which places its draft model says the same."""
@@ -156,13 +187,13 @@ class Replay(SlottedBackbone):
     """A model that writes given texts. After a token that is not in the text it says anything."""
 
     vocab = VOCAB
-    context = CONTEXT
     device = torch.device("cpu")
     dtype = torch.float32
     layers = heads = key_heads = head_dim = 1
 
     def __init__(self, texts: Sequence[Text], now: Now, machine: Machine, drafts: bool = False):
         self.texts = {text.tokens[0]: text for text in texts}
+        self.context = max(CONTEXT, *(len(text.tokens) + 1 for text in texts))
         self.now = now
         self.machine = machine
         self.drafts = drafts
@@ -170,7 +201,7 @@ class Replay(SlottedBackbone):
         self.engine: Engine | None = None
         self._begun = False  # is the next plain step begun ahead?
         if drafts:  # known, or they would be measured
-            self.step_costs = {1: machine.draft, 2: machine.draft}
+            self.step_costs = {rows: machine.draft_seconds(rows) for rows in ROWS}
 
     def bytes_per_lane(self, context: int) -> int:
         return 0
@@ -202,7 +233,7 @@ class Replay(SlottedBackbone):
 
     def seconds(self, batch: Batch) -> float:
         if self.drafts:
-            return self.machine.draft
+            return self.machine.draft_seconds(len(batch.slots))
         reads = [sum(map(len, segment.plan.reads)) for segment in batch.segments]
         drafting = sum(count > 1 for count in reads)
         begun = self._begun
@@ -241,6 +272,21 @@ class TextAtOnce(Continuations):
         return WrittenBatch(torch.tensor(rows), logits_BV.new_empty(0))
 
 
+class FirstTimes(Continuations):
+    """Of a draft model that writes token by token, and has to make something for each length."""
+
+    def __init__(self, host: Host, backbone: Replay):
+        super().__init__(host, Flag())
+        self._backbone = backbone
+        self.made: set[int] = set()
+
+    def can_write(self, end: int, tokens: int) -> bool:
+        if tokens not in self.made:
+            self.made.add(tokens)
+            self._backbone.now.seconds += self._backbone.machine.capture
+        return False
+
+
 @dataclass
 class Scene:
     """Texts that are written, how many at once, and how much time lies between two arrivals: in
@@ -251,6 +297,19 @@ class Scene:
     lanes: int = 1
     every: float = 0.0
     has_draft: bool = True
+    at_random: bool = False  # as many, but at random moments: what counts is how long each takes
+
+    @property
+    def arrivals(self) -> list[float]:
+        """Of each text, in steps of one row."""
+        if not self.at_random:
+            return [i * self.every for i in range(len(self.texts))]
+        chance = random.Random(0)
+        return list(accumulate(chance.expovariate(1 / self.every) for _ in self.texts))
+
+    @property
+    def context(self) -> int:
+        return max(CONTEXT, *(len(text.tokens) + 1 for text in self.texts))
 
 
 Contestant = tuple[str, dict[str, Any]]
@@ -284,6 +343,40 @@ def loops(chance: random.Random, length: int) -> list[int]:
 def traps(chance: random.Random, length: int) -> list[int]:
     """A text whose runs all stood somewhere before, and never go on as they did."""
     return [chance.randrange(50, 54) for _ in range(length)]
+
+
+def chat(chance: random.Random, length: int) -> list[int]:
+    """A text of which hardly anything stood there before: one token in seven follows the one before
+    it as it did last."""
+    text: list[int] = []
+    follows: dict[int, int] = {}
+    for _ in range(length):
+        token = chance.randrange(60, VOCAB)
+        if text:
+            if chance.random() < 1 / 7:
+                token = follows.get(text[-1], token)
+            follows[text[-1]] = token
+        text.append(token)
+    return text
+
+
+def between(chance: random.Random, least: int, most: int) -> int:
+    """A number, uniform by its logarithm."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+
+def requests(count: int, share: float) -> list[Text]:
+    """Chat of all lengths, with a draft model that is right about this share of the time: in some
+    texts more often, in others less."""
+    chance = random.Random(0)
+    found = []
+    for name in range(count):
+        prompt = between(chance, *PROMPTS)
+        length = prompt + between(chance, *OUTPUTS)
+        own = share + chance.uniform(-0.15, 0.15)
+        agrees = [chance.random() < own for _ in range(length)]
+        found.append(Text([name, *chat(chance, length)], 1 + prompt, [True, *agrees]))
+    return found
 
 
 class Writer:
@@ -366,6 +459,20 @@ def scenes(tokens: int = 160) -> list[Scene]:
     ]
 
 
+def load(name: str, share: float, count: int = 12, has_draft: bool = True) -> Scene:
+    """Requests that come at random moments, so that one to eight are written at a time."""
+    return Scene(name, requests(count, share), 8, 60.0, has_draft, at_random=True)
+
+
+def loads() -> list[Scene]:
+    return [
+        load("at random, chat, a usual draft model", 0.72),
+        load("at random, chat, a good draft model", 0.88),
+        load("at random, chat, a poor draft model", 0.4),
+        load("at random, chat, no draft model", 0.0, has_draft=False),
+    ]
+
+
 @dataclass
 class Player:
     """A simulated model."""
@@ -392,18 +499,22 @@ class Player:
     def _model(self, drafts: bool) -> Model:
         backbone = Replay(self.scene.texts, self.now, self.machine, drafts)
         lanes = 1 if drafts else self.scene.lanes
-        return Model("replay", Causal(), backbone, lanes=lanes, context=CONTEXT, threaded=False)
+        context = self.scene.context
+        return Model("replay", Causal(), backbone, lanes=lanes, context=context, threaded=False)
 
     def seconds(self, contestant: Contestant) -> float:
-        """How long a contestant writes all texts."""
+        """How long a contestant writes all texts; of those that come at random moments, how long
+        all of them take from their arrival to their end."""
         method, options = contestant
         if self.draft is not None and method in ("speculative", "auto"):
             options = {**options, "draft": self.draft}
         self.model.host.forget()  # prompts are read each time
         began = self.now()
-        every = self.scene.every * self.machine.curve[1]
-        waiting = deque((began + i * every, text) for i, text in enumerate(self.scene.texts))
+        step = self.machine.curve[1]
+        moments = [began + at * step for at in self.scene.arrivals]
+        waiting = deque(zip(moments, self.scene.texts))
         jobs = []
+        ended: list[float] = []
         while waiting or self.model.engine.busy:
             if not self.model.engine.busy:
                 self.now.seconds = max(self.now.seconds, waiting[0][0])
@@ -412,11 +523,22 @@ class Player:
                 tokens = len(text.tokens) - text.prompt
                 how = dict(method=method, max_tokens=tokens, ignore_eos=True, **options)
                 jobs.append((text, self.model.submit(text.tokens[: text.prompt], **how)))
+            self._count_first_times()
             self.model.engine.step()
+            finished = sum(job.finished for _, job in jobs)
+            ended += [self.now()] * (finished - len(ended))
         for text, job in jobs:
             assert job.outcome().token_ids == text.tokens[text.prompt :], "another text"
         self.results = [job.outcome() for _, job in jobs]
+        if self.scene.at_random:
+            return sum(ended) - sum(moments)
         return self.now() - began
+
+    def _count_first_times(self) -> None:
+        """Whoever drafts has its own host in the engine, from the first request that names it."""
+        for host in self.model.engine.hosts[1:]:
+            if not isinstance(host.writer, FirstTimes):
+                host.writer = FirstTimes(host, self.model.backbone)
 
     def twice(self, contestant: Contestant) -> tuple[float, float]:
         return self.seconds(contestant), self.seconds(contestant)
@@ -458,6 +580,8 @@ def simulate(
 ) -> Row:
     if contestants is None:
         contestants = FEW if scene.lanes > 1 else GRID + DRAFTED
+        if scene.at_random:
+            contestants = [*FEW, ("speculative", {"k": 4})]
     if not scene.has_draft:
         contestants = [one for one in contestants if one[0] != "speculative"]
     taken = {label(one): Player(scene, machine).twice(one) for one in contestants}
@@ -510,8 +634,8 @@ def main() -> None:
         write(table([Row(*each) for each in kept]), arguments.tokens)
         return
     rows = []
-    for machine in MACHINES:
-        for scene in scenes(arguments.tokens):
+    for machine in [*MACHINES, *SERVERS]:
+        for scene in loads() if machine in SERVERS else scenes(arguments.tokens):
             if arguments.only in scene.name and arguments.machine in machine.name:
                 rows.append(simulate(scene, machine))
                 print(table(rows[-1:]).splitlines()[2], flush=True)

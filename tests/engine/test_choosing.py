@@ -3,6 +3,7 @@ a cost curve, with the real engine on a clock of its own."""
 
 import importlib.util
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,45 @@ def test_a_named_draft_model_is_tried_once_though_it_costs(simulated):
     assert out.stats.choices["draft"] == PROBE_STEPS - 1  # the first waits for a step to end
     row = simulated.simulate(scene, pair, [("ar", {})])
     assert row.of_plain >= OF_PLAIN, row
+
+
+@pytest.mark.parametrize("share", [0.3, 0.72])
+def test_requests_that_come_at_random_are_written_as_fast_as_by_the_best(simulated, share):
+    """One to four at a time: each may want the draft model, at a moment of its own."""
+    machine = replace(simulated.SEVEN, capture=0.0)
+    fixed = [("ar", {}), ("speculative", {"k": 2})]  # one of them is the best here
+    row = simulated.simulate(simulated.load("at random", share, 6), machine, fixed)
+    assert row.of_plain >= OF_PLAIN and row.of_best >= OF_BEST, row
+
+
+def test_what_is_drafted_for_the_first_time_is_paid_for_before(simulated):
+    """Each length that a draft model drafts is captured. Whoever changed it with the odds would
+    have all of them captured, one after the other, while everybody waits."""
+    player = simulated.Player(simulated.load("at random", 0.72, 6), simulated.SEVEN)
+    player.seconds(("auto", {}))
+    drafted = sum(result.stats.choices.get("draft", 0) for result in player.results)
+    made = player.model.engine.hosts[1].writer.made
+    assert drafted > 100 and 1 <= len(made) <= 2, (drafted, made)
+
+
+def test_who_has_to_wait_before_it_drafts_still_wants_to(simulated):
+    """Beside others a draft model is asked in one step of eight, and where steps are begun ahead
+    the draft follows in the next one: it is asked there, too."""
+    player = simulated.Player(simulated.load("at random", 0.85, 6), simulated.SEVEN)
+    player.seconds(("auto", {}))
+    chosen = Counter()
+    for result in player.results:
+        chosen.update(result.stats.choices)
+    assert chosen["draft"] > 2 * chosen["none"], chosen
+
+
+def test_somebody_who_comes_does_not_keep_a_batch_from_drafting(simulated):
+    """A step in which a text begins is plain. The next one need not be."""
+    [scene] = [each for each in simulated.scenes(96) if each.name == "a batch of 8, everything"]
+    best = [("ar", {}), ("lookup", {"k": 10, "adapt": False})]
+    for machine in (simulated.SMALL, simulated.STEPS):
+        row = simulated.simulate(scene, machine, best)
+        assert row.of_best >= 0.85, row
 
 
 def test_a_stream_waits_at_most_twice_its_usual_step_beside_a_long_prompt(simulated):

@@ -16,7 +16,7 @@ from itertools import accumulate
 from operator import mul
 from typing import Generic, NamedTuple
 
-from forerun.engine.company import IDLE, Company, Prospects, Wish
+from forerun.engine.company import DEPTHS, IDLE, Company, Prospects, Wish
 from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.choosing import O
@@ -29,12 +29,19 @@ GAIN_IN_STEP = 1.25
 PROBES = 0.005  # share of the time that may go into drafts which do not promise to pay
 ASKS_ALL = 8  # steps between two looks at offers that have not drafted
 PROBE_EVERY = 16  # steps between two of them
-PROBE_STEPS = 3  # drafts of one probe: a source may need some to get going
+PROBE_STEPS = 4  # drafts of one probe: a source may need some to get going, and costs three
 PROBE_LENGTH = 4
 MANY = 8  # sequences, from which on it counts what looking costs
 TOO_MANY = 16  # from which on even a text's first looks do
 IN_FULL_BATCH = 4  # tokens between two choices on a CPU, where nobody drafts
 YOUNG = 3  # choices of a text, the first of which looks at nothing
+
+
+class Program(NamedTuple):
+    """What a draft model runs to draft so many tokens: it is made when it is first asked for."""
+
+    known_as: str
+    k: int
 
 
 @dataclass
@@ -44,6 +51,8 @@ class Account:
     all: float = 0.0
     probes: float = 0.0
     tried: set[str] = field(default_factory=set)  # draft models
+    made: set[Program] = field(default_factory=set)
+    missed: dict[Program, float] = field(default_factory=dict)  # seconds that one would have saved
 
 
 class Bet(NamedTuple, Generic[O]):
@@ -100,10 +109,10 @@ class BatchChooser:
             return company.until_next_choice(self, self._stretch(expected))
         if expected >= MANY and not company.just_drafted:
             return most if most > 1 else company.until_next_choice(self, self._stretch(expected))
-        if expected > 1 and not any_length:
-            return most
         if expected > 1 and company.just_drafted:
             return 1
+        if expected > 1 and not any_length:
+            return most
         return min((1 if any_length else 2) << self._plain, most)
 
     def _stretch(self, sequences: int) -> int:
@@ -141,7 +150,7 @@ class BatchChooser:
         began = time.perf_counter()
         promises = self._look(self._worth_asking(offers), most)
         if begins:
-            company.plan(self.costs, strangers, self._draft_forward(offers))
+            company.plan(self.costs, strangers, self._draft_forward(offers), self._depths(offers))
         bet = self._best_here(promises, most, strangers)
         company.wish_for(self, Wish(1 + bet.k, bet.tokens, self._draft_seconds(bet)))
         if bet.k:
@@ -239,16 +248,50 @@ class BatchChooser:
         model_works = company.draft_seconds_beside(self)
         best: Bet[O] = Bet(None, 0, 1.0, steps[0] + model_works)
         highest = (tokens + 1) / best.seconds
+        unmade: Bet[O] | None = None  # that would be better, but for what it takes at first
+        highest_unmade = 0.0
         for offer, reached in promises:
             expected = 1.0
+            to_begin = offer.seconds_to_begin() / self.seq.remaining  # a share for each token
             for k, chance in enumerate(reached, 1):
                 expected += chance
-                if k in offer.lengths:
-                    seconds = steps[k] + max(model_works, offer.seconds(k))
-                    if (tokens + expected) / seconds > highest:
-                        highest = (tokens + expected) / seconds
+                if k not in offer.lengths:
+                    continue
+                seconds = steps[k] + max(model_works, offer.seconds(k)) + to_begin * expected
+                rate = (tokens + expected) / seconds
+                if self._is_made(offer, k):
+                    if rate > highest:
+                        highest = rate
                         best = Bet(offer, k, expected, seconds)
+                elif rate > highest_unmade:
+                    highest_unmade = rate
+                    unmade = Bet(offer, k, expected, seconds)
+        if unmade is not None and highest_unmade > highest:
+            saved = unmade.seconds * (highest_unmade / highest - 1)
+            if self._is_worth_making(unmade, saved):
+                return unmade
         return best
+
+    def _is_made(self, offer: O, k: int) -> bool:
+        if not self.costs.first_time or offer.seconds(1) == 0:
+            return True
+        return Program(offer.known_as, k) in self._account.made
+
+    def _is_worth_making(self, bet: Bet[O], saved: float) -> bool:
+        """What is drafted for the first time stops everybody. So it waits until it would have saved
+        as much: then it cost at most twice what it must, whatever comes."""
+        assert bet.offer is not None
+        program = Program(bet.offer.known_as, bet.k)
+        missed = self._account.missed
+        missed[program] = missed.get(program, 0.0) + saved
+        return missed[program] >= self.costs.first_time
+
+    def _depths(self, offers: Sequence[O]) -> Sequence[int]:
+        """Depths of a draft model that are considered: those that are made, if others cost."""
+        if not self.costs.first_time:
+            return DEPTHS
+        names = {each.known_as for each in offers}
+        return (0, *sorted(each.k for each in self._account.made if each.known_as in names))
 
     def _worth_asking(self, offers: Sequence[O]) -> Sequence[O]:
         self._choices += 1
@@ -292,6 +335,8 @@ class BatchChooser:
 
     def _decide(self, bet: Bet[O], plain: float) -> tuple[O | None, int]:
         self.seq.draft_follows = False
+        if bet.offer is not None and not bet.offer.learns_unasked:
+            self._busy = 4 * ASKS_ALL  # also if it must wait for a step: it is asked again then
         if bet.k and not self._drafted and self.costs.begins_ahead and not self._waited:
             # The plain step has begun: take it, and have nothing begun behind it.
             self.seq.draft_follows = self._waited = True
@@ -299,11 +344,9 @@ class BatchChooser:
         else:
             self._waited = False
         self._drafted = bet.k > 0
+        if bet.offer is not None and bet.offer.seconds(1) > 0:
+            self._account.made.add(Program(bet.offer.known_as, bet.k))
         self._plain = 0 if bet.k else self._plain + 1
-        name = "none"
-        if bet.offer is not None:
-            name = bet.offer.name
-            if not bet.offer.learns_unasked:
-                self._busy = 4 * ASKS_ALL
+        name = "none" if bet.offer is None else bet.offer.name
         self.seq.note_choice(name, bet.k, (bet.tokens, bet.seconds, plain))
         return bet.offer, bet.k

@@ -138,12 +138,13 @@ class Company:
 
     def until_next_choice(self, member: Member, most: int) -> int:
         """Tokens that a text writes before it chooses again: until the others do, or while
-        somebody drafts, one."""
+        somebody drafts, one; after that as many as nobody has drafted for. A step without drafts
+        may have been one in which somebody came, or was nearly done."""
         self._waits = True
         known = member.seq.known
         tokens = 1
         if not self.just_drafted:
-            tokens = self._left_of_stretch(member) or most
+            tokens = self._left_of_stretch(member) or min(most, max(1, self._since))
         self._stretch = max(self._stretch, tokens)
         member.stretch_end = known + tokens
         return tokens
@@ -197,7 +198,13 @@ class Company:
         self._chose.add(member)
         return begins
 
-    def plan(self, costs: StepCosts, strangers: int, draft_forward: float) -> None:
+    def plan(
+        self,
+        costs: StepCosts,
+        strangers: int,
+        draft_forward: float,
+        depths: Sequence[int] = DEPTHS,
+    ) -> None:
         """Plan a step for everybody, beside so many sequences that never draft."""
         if self.sequences < 2 or (self.sequences < A_FEW and self.step % SELDOM and not self._came):
             return
@@ -210,7 +217,10 @@ class Company:
         copied_BK = as_table([each.copied for each in prospects])
         drafted_BK = as_table([each.drafted for each in prospects])
         found = best_together(
-            gains_by_depth(copied_BK, drafted_BK, self.price), costs, strangers, draft_forward
+            gains_by_depth(copied_BK, drafted_BK, self.price, depths),
+            costs,
+            strangers,
+            draft_forward,
         )
         self.price = found.price
         models = (drafted_BK[:, 0] > 0) & (found.depth > 0)
@@ -239,22 +249,22 @@ def as_table(rows: Sequence[Sequence[float]]) -> Floats:
 
 
 def gains_by_depth(
-    copied_BK: Floats, drafted_BK: Floats, price: float
-) -> tuple[tuple[int, ...], Floats]:
+    copied_BK: Floats, drafted_BK: Floats, price: float, depths: Sequence[int] = DEPTHS
+) -> tuple[Sequence[int], Floats]:
     """Depths of a draft model, and the tokens that each place of a draft is expected to bring at
     each of them, [D, B, K]: of whichever drafter brings more than its rows are worth."""
     if not drafted_BK.any():
         return (0,), copied_BK[None]
-    depths_D = np.array(DEPTHS)
+    depths_D = np.array(depths)
     within_DK = np.arange(FEW) < depths_D[:, None]
     drafted_DBK = drafted_BK * within_DK[:, None]
     worth_DB = np.maximum(drafted_DBK - price, 0).sum(-1)
     copies_DB = np.maximum(copied_BK - price, 0).sum(-1) >= worth_DB
-    return DEPTHS, np.where(copies_DB[..., None], copied_BK, drafted_DBK)
+    return depths, np.where(copies_DB[..., None], copied_BK, drafted_DBK)
 
 
 def best_together(
-    gains: tuple[tuple[int, ...], Floats], costs: StepCosts, strangers: int, draft_forward: float
+    gains: tuple[Sequence[int], Floats], costs: StepCosts, strangers: int, draft_forward: float
 ) -> Plan:
     """The lengths that give most tokens per second: rows are added by what they promise, and of all
     numbers of rows the best is taken.

@@ -53,6 +53,8 @@ EACH_SECONDS = {"cpu": 1e-4, "cuda": 3e-4}  # and so much for each sequence that
 # and such a share of that for each sequence beside it: on a GPU none is in step any longer
 BESIDE = {"cpu": 0.0, "cuda": 1.0}
 EACH_WEIGHT = 16  # drafts that this counts for
+# What it takes to draft so many tokens by a model for the first time: on a GPU that is captured.
+FIRST_TIME_SECONDS = {"cpu": 0.0, "cuda": 0.5}
 HOST_SECONDS = 5e-4  # that the host works beside a forward which judges or drafts
 WILD = 4  # times the usual: what is more is taken for so much
 LUCKY = 0.9  # share of a draft that is accepted at best
@@ -181,6 +183,11 @@ class StepCosts:
     def begins_ahead(self) -> bool:
         """Is a plain step begun before it is asked for?"""
         return self.device_type == "cuda" and self.at_once == 1
+
+    @property
+    def first_time(self) -> float:
+        """Seconds that a length takes more which a draft model has not drafted yet."""
+        return FIRST_TIME_SECONDS[self._kind]
 
     @property
     def between_choices(self) -> int:
@@ -638,10 +645,11 @@ class StepWatch:
     ) -> None:
         """A forward begins, in which each sequence has so many rows and reads so many of them."""
         now = self._now
+        prompts = sum(own for own, read in zip(rows, reads) if own > read + UNREAD)
         if drafting:
             now.draft_forwards += 1
+            now.whole = now.whole and not prompts
             return
-        prompts = sum(own for own, read in zip(rows, reads) if own > read + UNREAD)
         now.costs = costs
         now.rows += sum(rows)
         now.drafting += sum(read > 1 for read in reads)

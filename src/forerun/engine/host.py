@@ -130,7 +130,9 @@ class Host:
     def chooser(self, seq: Canvas, learns: bool) -> BatchChooser:
         """Whoever says which drafts pay for a sequence."""
         company = self.company if self.costs.shared else Company()
-        account = self.account if learns else Account(tried=self.account.tried)
+        account = self.account
+        if not learns:
+            account = Account(tried=account.tried, made=account.made)
         return BatchChooser(seq, self.costs, company, account)
 
     def know_costs(self, lane: int) -> None:

@@ -26,7 +26,7 @@ FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
 FIRST_GUESSED = (0.08, 0.05, 0.05, 0.05)
 DEEPEST = 64
-UNTRIED = 2  # tokens of a draft by a model of which nothing is known; one more for each verdict
+UNTRIED = 4  # tokens of a draft by a model of which nothing is known; one more for each verdict
 log = logging.getLogger("forerun")
 
 
@@ -49,6 +49,10 @@ class Source(ABC):
 
     def seconds(self, k: int) -> float:
         """What drafting k tokens costs, beside their rows."""
+        return 0.0
+
+    def seconds_to_begin(self) -> float:
+        """What must be done once before it can draft."""
         return 0.0
 
     @abstractmethod
@@ -131,6 +135,7 @@ class Drafted(ByDepth):
         super().__init__(seq, target, odds)
         self._drafter = drafter
         self._asks_model = drafter if isinstance(drafter, ModelDraft) else None
+        self._has_read = 0  # tokens of the text, its model
         self.known_as = known_as
 
     def chances(self, most: int) -> Sequence[float]:
@@ -148,7 +153,17 @@ class Drafted(ByDepth):
             seen = costs.forward(1) if costs.known else 0.0
         return len(drafter.forwards(k)) * seen
 
+    def seconds_to_begin(self) -> float:
+        """Of reading what it has not read yet: at first a whole prompt."""
+        drafter = self._asks_model
+        unread = self.seq.known - self._has_read
+        if drafter is None or unread <= 1 or not drafter.model.costs.known:
+            return 0.0
+        costs = drafter.model.costs
+        return costs.forward(unread) - costs.forward(1)
+
     async def propose(self, k: int) -> Draft:
+        self._has_read = self.seq.known
         return await self._drafter.propose(self.seq, k)
 
 

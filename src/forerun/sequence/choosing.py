@@ -37,6 +37,10 @@ class Offer(Protocol):
         """What drafting k tokens costs, beside their rows."""
         ...
 
+    def seconds_to_begin(self) -> float:
+        """What must be done once before it can draft, such as reading the text."""
+        ...
+
 
 O = TypeVar("O", bound=Offer)  # noqa: E741
 
