@@ -525,8 +525,8 @@ class Engine:
         self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
-        if rounds is not None:
-            rounds.hand_over(answers)
+        if rounds is not None and not rounds.hand_over(answers):
+            self._forget_ahead()
         self.clock.rules += time.perf_counter() - began
 
     def _go_on_ahead(self) -> LookRounds | None:

@@ -219,15 +219,17 @@ class LookRounds:
         verdict, drawn = (None if one is None else one.ran for one in rans)
         return None if verdict is None or drawn is None else (verdict.program, drawn.program)
 
-    def hand_over(self, answers: Sequence[object]) -> None:
-        """All outcomes have arrived: give each sequence its rounds, behind the first verdict."""
+    def hand_over(self, answers: Sequence[object]) -> bool:
+        """All outcomes have arrived: give each sequence its rounds, behind the first verdict. Is
+        what was begun behind them of use?"""
         judged = self.judged(answers)
         if self._unchecked is not None and not self._unchecked.are_right(self, answers, judged):
             self._forget()
-            return
+            return False
         for number, (one, answer) in enumerate(zip(self.running, answers, strict=True)):
             if isinstance(answer, Verdict):
                 self._hand_over(number, one, answer, judged[number])
+        return self._unchecked is None
 
     def _forget(self) -> None:
         """Take nothing for granted that slots hold: each method goes on from its first verdict."""
