@@ -38,7 +38,15 @@ from forerun.engine.loop import InCaller
 from forerun.engine.pack import Batch
 from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_looks import Verdicts
-from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.rules import (
+    Applied,
+    Late,
+    ProgramSize,
+    RuleBatch,
+    RuleProgram,
+    Rules,
+    TokenDraws,
+)
 from forerun.families.base import Family
 from forerun.families.causal import Causal
 from forerun.families.features import Features
@@ -246,6 +254,9 @@ class NoRules(Rules):
         assert size is not None, f"{batch.rule} runs by its plain code"
         self.programs[size] = NoProgram(size, batch, None)
         return self.programs[size].run(batch)
+
+    def _capture(self, size: ProgramSize, batch: RuleBatch) -> Applied:
+        return self._apply_plain(batch)
 
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
         return self._scripted(super().apply(draws).packed, draws)

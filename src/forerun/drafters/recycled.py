@@ -10,6 +10,10 @@ from forerun.families.causal import MAX_TAIL_TOKENS, Tail
 
 MOST_KEYS = 4096  # tokens that the index knows continuations of; the least recently used goes first
 
+SEEN_TWICE = 8  # times as many places of a token as continuations are kept: some say the same
+
+Seen = tuple[tuple[int, ...], int]  # a run, and what comes behind so many tokens of it
+
 
 class RunPool:
     """Continuations by the token before them, the latest first, none twice."""
@@ -17,27 +21,42 @@ class RunPool:
     def __init__(self, longest: int, per_key: int = 8):
         self.longest = longest
         self.per_key = per_key
-        self._after: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+        # for every token, the runs that it stands in and its place there, counted from 1: much is
+        # added and little asked for
+        self._seen: OrderedDict[int, list[Seen]] = OrderedDict()
 
     def add(self, run: Sequence[int]) -> None:
         """Remember a run of tokens: after every token of it, what came next."""
-        for end, token in enumerate(run[:-1], 1):
-            later = tuple(run[end : end + self.longest])
-            known = self._after.setdefault(token, OrderedDict())
-            self._after.move_to_end(token)
-            known[later] = None
-            known.move_to_end(later)
-            if len(known) > self.per_key:
-                known.popitem(last=False)
-        while len(self._after) > MOST_KEYS:
-            self._after.popitem(last=False)
+        run = tuple(run)
+        seen_of = self._seen
+        for place, token in enumerate(run[:-1], 1):
+            seen = seen_of.get(token)
+            if seen is None:
+                seen_of[token] = [(run, place)]
+                continue
+            seen_of.move_to_end(token)
+            seen.append((run, place))
+            if len(seen) > SEEN_TWICE * self.per_key:
+                seen[:] = reversed(self._latest(seen).values())
+        while len(seen_of) > MOST_KEYS:
+            seen_of.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
         """What followed this token, the latest first."""
-        if token not in self._after:
+        if token not in self._seen:
             return []
-        self._after.move_to_end(token)
-        return list(reversed(self._after[token]))
+        self._seen.move_to_end(token)
+        return list(self._latest(self._seen[token]))
+
+    def _latest(self, seen: Sequence[Seen]) -> dict[tuple[int, ...], Seen]:
+        """The latest different continuations, and where each was seen."""
+        found: dict[tuple[int, ...], Seen] = {}
+        for one in reversed(seen):
+            run, place = one
+            found.setdefault(run[place : place + self.longest], one)
+            if len(found) == self.per_key:
+                break
+        return found
 
 
 def tails_of(

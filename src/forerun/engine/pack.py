@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forerun.engine.pages import PageTable
 from forerun.probability.transfer import to_device
-from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, PlainText, Plan
+from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, PlainText, Plan, TailedText
 
 # One argument of a rule for one sequence: a law, a list of tokens, or nothing.
 RuleArgument = Tensor | Sequence[int] | None
@@ -68,6 +68,7 @@ class Batch:
     # and how much further on they stand, where the host does not know that either
     moved: Moved | None = None
     is_plain_text = False  # does every row see itself and all before it, and nothing else?
+    runs: Runs | None = None  # where the rows are texts and tails
     # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
     # row is made of nothing. And where its lanes live.
     sources: np.ndarray | None = None
@@ -98,12 +99,15 @@ class Batch:
             table = PageTable(max(lanes) + 1, table)
         self.table = table
         self.slots = table.places(self.lanes, places_T)
+        self.is_plain_text = all(plan.causal == plan.length for plan in plans)
         if all(type(plan) is PlainText for plan in plans):
-            self.is_plain_text = True
             self.rows_5T = _plain_rows(self.segments, places_T)
             self.reads = _last_rows(self.row_counts, self.read_counts)
+        elif all(isinstance(plan, PlainText | TailedText) for plan in plans):
+            self.runs = Runs(plans, starts)
+            self.rows_5T = self.runs.rows(plans, starts)
+            self.reads = _last_rows(self.row_counts, self.read_counts)
         else:
-            self.is_plain_text = all(plan.causal == plan.length for plan in plans)
             self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
             reads = _concatenate([branch for plan in plans for branch in plan.reads])
             self.reads = reads - _for_rows(shift_B, self.read_counts)
@@ -211,6 +215,69 @@ class Batch:
         if window not in self._padded:
             self._padded[window] = PaddedBatch(self, window)
         return self._padded[window]
+
+
+class Runs:
+    """Rows of texts and their tails, as runs: of every sequence the rest of its text, then each
+    tail. A text's rows see all before them; a tail's rows see the first slots and their own."""
+
+    def __init__(self, plans: Sequence[Plan], starts: Sequence[int]):
+        lengths: list[int] = []
+        contexts: list[int] = []  # the position of the first row
+        slots: list[int] = []  # of a tail, where it begins; 0 of a text
+        counts: list[int] = []  # of the runs of each sequence
+        for plan, start in zip(plans, starts):
+            lengths.append(plan.stored - start)
+            contexts.append(start)
+            slots.append(0)
+            if isinstance(plan, TailedText):
+                lengths += plan.tail_lengths
+                contexts += plan.tail_contexts
+                slots += plan.tail_slots[:-1]
+                counts.append(1 + len(plan.tail_lengths))
+            else:
+                counts.append(1)
+        self._runs_3R = np.array([lengths, contexts, slots])
+        self._counts_B = np.array(counts)
+
+    def rows(self, plans: Sequence[Plan], starts: Sequence[int]) -> np.ndarray:
+        """The five integers of all rows, end to end."""
+        length_R = self._runs_3R[0]
+        ends_R = length_R.cumsum()
+        begin_R = ends_R - length_R
+        begin_T, context_T, slot_T = np.array([begin_R, *self._runs_3R[1:]]).repeat(length_R, 1)
+        number_T = np.arange(len(begin_T)) - begin_T
+        in_tail_T = slot_T > 0
+        rows_5T = np.empty((5, len(begin_T)), np.int32)
+        rows_5T[TOKEN] = _concatenate([p.tokens[start:] for p, start in zip(plans, starts)])
+        rows_5T[POSITION] = context_T + number_T
+        rows_5T[HORIZON] = np.where(in_tail_T, context_T, context_T + number_T + 1)
+        rows_5T[LO] = slot_T
+        rows_5T[HI] = np.where(in_tail_T, slot_T + number_T + 1, 0)
+        return rows_5T
+
+    def bounds(self, lanes_B: np.ndarray, low: int, high: int) -> tuple[np.ndarray, int]:
+        """The bounds of tiles, and their height: what `_any_bounds` says of these rows."""
+        length_R = self._runs_3R[0]
+        longest = int(length_R.max())
+        height = low if longest <= low else high
+        first_R = length_R.cumsum() - length_R
+        lane_R = lanes_B.repeat(self._counts_B)
+        runs_5R = np.concatenate([self._runs_3R, [first_R, lane_R]])
+        tiles_R = -(-length_R // height)
+        within_N: Any = 0
+        if longest > height or not length_R.all():  # several tiles of a run, or none
+            runs_5R = runs_5R.repeat(tiles_R, 1)
+            within_N = np.arange(runs_5R.shape[1]) - (tiles_R.cumsum() - tiles_R).repeat(tiles_R)
+            within_N *= height
+        length_N, context_N, slot_N, first_N, lane_N = runs_5R
+        seen_N = np.minimum(length_N, within_N + height)  # of its run, by the last row of a tile
+        in_tail_N = slot_N > 0
+        near_N = np.where(in_tail_N, context_N, context_N + seen_N)
+        lo_N = np.where(in_tail_N, slot_N, near_N)
+        far_N = np.where(in_tail_N, slot_N + seen_N, near_N)
+        bounds = [first_N + within_N, seen_N - within_N, lane_N, near_N, lo_N, far_N]
+        return np.array(bounds), height
 
 
 class NextRows(Batch):
@@ -414,7 +481,11 @@ def make_tiles(
         bounds, height = _plain_bounds(batch, low, high)
         longest = max(batch.slot_counts) + ahead  # slots that one tile looks at
     else:
-        bounds, height = _any_bounds(batch, low, high)
+        if batch.runs is not None:
+            lanes_B = np.array([segment.lane for segment in batch.segments])
+            bounds, height = batch.runs.bounds(lanes_B, low, high)
+        else:
+            bounds, height = _any_bounds(batch, low, high)
         _, _, _, near, lo, far = bounds
         longest = int((near + far - lo).max()) + ahead
     tiles = round_up(bounds.shape[1], TILE_COUNTS) * key_heads

@@ -417,8 +417,8 @@ class LawSource:
         for laws in self.laws:
             begin = len(numbers)
             for part in laws.parts:
-                first = starts[id(part.logits_RV)] + part.first
-                numbers += range(first, first + part.rows)
+                start = starts[id(part.logits_RV)]
+                numbers += [start + number for number in part.numbers] if start else part.numbers
             numbers += [numbers[begin]] * (length - laws.count)
         return numbers
 

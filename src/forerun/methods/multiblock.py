@@ -4,8 +4,11 @@ ahead and wastes nothing."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 from forerun.drafters.recycled import RunPool, path_to, tails_of, tree_of
 from forerun.errors import BadOption
@@ -74,21 +77,32 @@ class GuessTree:
     def __init__(self, chain: Sequence[int], tails: Sequence[Tail]):
         self.chain = list(chain)
         self.tails = list(tails)
-        self.tokens, self.parents = tree_of(chain, tails)
+
+    @cached_property  # first looked at while the model works
+    def _tree(self) -> tuple[list[int], list[int]]:
+        return tree_of(self.chain, self.tails)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tree[0]
+
+    @property
+    def parents(self) -> list[int]:
+        return self._tree[1]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The last node of every branch."""
+        return [*accumulate((len(tail.tokens) for tail in self.tails), initial=len(self.chain))]
 
     def branch_of(self, node: int) -> int:
         """Which branch of the answer speaks of what follows a node: 0 is the chain, i the tail
         i - 1."""
-        branch = 0
-        end = len(self.chain)
-        while node > end:
-            end += len(self.tails[branch].tokens)
-            branch += 1
-        return branch
+        return bisect_left(self._ends, node)
 
     def end_of(self, branch: int) -> int:
         """The last node of a branch."""
-        return len(self.chain) + sum(len(tail.tokens) for tail in self.tails[:branch])
+        return self._ends[branch]
 
 
 @method("multiblock", guarantee="exact", reference="ar")
@@ -116,7 +130,7 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
         tails = tails_of(chain, runs, options.candidates, longest)
         tree = GuessTree(chain, target.fitting(seq, chain, tails))
         # lines 4, 5 and 7
-        descent = await target.descended(seq, chain, tree.tails, (tree.tokens, tree.parents))
+        descent = await target.descended(seq, chain, tree.tails, tree)
         taken = commit(seq, tree, descent, len(window[0].tokens))
         decided = seq.filled
         after = said_after(tree, descent, taken)
