@@ -235,6 +235,8 @@ def check_pool(longest, per_key):
         run = [chance.randrange(4) for _ in range(chance.randrange(9))]
         pool.add(run)
         plain.add(run)
+        if chance.random() < 0.3:
+            pool.index()
         assert all(pool.after(token) == plain.after(token) for token in range(4))
 
 
@@ -254,7 +256,9 @@ def test_a_pool_forgets_what_was_not_used_for_longest():
     pool = RunPool(longest=1)
     pool.add(list(range(MOST_KEYS + 1)))
     pool.after(0)  # used, so 1 is the oldest now
+    pool.index()
     pool.add([10**6, 1])
+    pool.index()
     assert pool.after(0) and not pool.after(1)
 
 

@@ -10,6 +10,7 @@ from forerun.families.causal import MAX_TAIL_TOKENS, Tail
 
 MOST_KEYS = 4096  # tokens that the index knows continuations of; the least recently used goes first
 
+MOST_ADDED = 1000  # runs that may be looked through one by one
 SEEN_TWICE = 8  # times as many places of a token as continuations are kept: some say the same
 
 Seen = tuple[tuple[int, ...], int]  # a run, and what comes behind so many tokens of it
@@ -24,29 +25,48 @@ class RunPool:
         # for every token, the runs that it stands in and its place there, counted from 1: much is
         # added and little asked for
         self._seen: OrderedDict[int, list[Seen]] = OrderedDict()
+        self._added: list[tuple[int, ...]] = []  # runs that are not in the index yet
+        self._asked: list[int] = []  # tokens that were asked about since
 
     def add(self, run: Sequence[int]) -> None:
         """Remember a run of tokens: after every token of it, what came next."""
-        run = tuple(run)
-        seen_of = self._seen
-        for place, token in enumerate(run[:-1], 1):
-            seen = seen_of.get(token)
-            if seen is None:
-                seen_of[token] = [(run, place)]
-                continue
-            seen_of.move_to_end(token)
-            seen.append((run, place))
-            if len(seen) > SEEN_TWICE * self.per_key:
-                seen[:] = reversed(self._latest(seen).values())
-        while len(seen_of) > MOST_KEYS:
-            seen_of.popitem(last=False)
+        self._added.append(tuple(run))
 
     def after(self, token: int) -> list[tuple[int, ...]]:
         """What followed this token, the latest first."""
-        if token not in self._seen:
-            return []
+        if len(self._added) + len(self._asked) > MOST_ADDED:
+            self.index()
+        self._asked.append(token)
+        new = [
+            (run, place)
+            for run in self._added
+            if token in run
+            for place, other in enumerate(run[:-1], 1)
+            if other == token
+        ]
+        return list(self._latest(self._seen.get(token, []) + new))
+
+    def index(self) -> None:
+        """Put what was added into the index, which had better be done while a model works."""
+        for run in self._added:
+            for place, token in enumerate(run[:-1], 1):
+                self._note(token, (run, place))
+        for token in filter(self._seen.__contains__, self._asked):
+            self._seen.move_to_end(token)
+        self._added.clear()
+        self._asked.clear()
+        while len(self._seen) > MOST_KEYS:
+            self._seen.popitem(last=False)
+
+    def _note(self, token: int, one: Seen) -> None:
+        seen = self._seen.get(token)
+        if seen is None:
+            self._seen[token] = [one]
+            return
         self._seen.move_to_end(token)
-        return list(self._latest(self._seen[token]))
+        seen.append(one)
+        if len(seen) > SEEN_TWICE * self.per_key:
+            seen[:] = reversed(self._latest(seen).values())
 
     def _latest(self, seen: Sequence[Seen]) -> dict[tuple[int, ...], Seen]:
         """The latest different continuations, and where each was seen."""
@@ -73,7 +93,7 @@ def tails_of(
     for run in runs:
         if len(found) == count:
             break
-        depart = _common_prefix(chain, run)
+        depart = _common_prefix(chain, run) if chain else 0
         tokens = run[depart : min(longest, depart + room)]
         if tokens and (depart, tokens[0]) not in begun:
             begun.add((depart, tokens[0]))

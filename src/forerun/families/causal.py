@@ -12,7 +12,8 @@ from torch import Tensor
 
 from forerun.families.base import ChainScorer, Family
 from forerun.probability.acceptance import descend_tree
-from forerun.sequence.canvas import Canvas
+from forerun.probability.outcomes import Descent
+from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import Branch, Question
 from forerun.sequence.rows import PlainText, Plan, TailedText, text_and_chain
 
@@ -64,12 +65,18 @@ class TreeScorer(ChainScorer):
         tails: Sequence[Tail],
         tree: Tree,
         pick: Callable[[Tensor], Tensor] = lambda p_LV: p_LV,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Question:
         """To await: how far a tree of guesses is right by the laws that `branches` answers, all of
         them in one, or those that `pick` takes of them. It is drawn as soon as those are there: the
-        tree is looked at, and laws are picked, while the model works."""
+        tree is looked at while the model works, and what else is to be done `meanwhile` is done."""
+
+        def then(p_LV: Tensor) -> Draw[Descent]:
+            meanwhile()
+            return seq.draw(descend_tree, tree.tokens, tree.parents, pick(p_LV))
+
         asked = self._ask_branches(seq, chain, tails)
-        asked.then = lambda p_LV: seq.draw(descend_tree, tree.tokens, tree.parents, pick(p_LV))
+        asked.then = then
         return asked
 
     def _ask_branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Question:

@@ -64,6 +64,7 @@ async def lookahead(seq: Canvas, target: TreeScorer, options: LookaheadOptions) 
             [*judged, *columns],
             tree,
             pick=partial(laws_of, tree, columns),
+            meanwhile=pool.index,
         )
         commit(seq, tree, descent, first_block=0)
         fresh = descent.likeliest[len(tree.tokens) + 1 :][:width]
