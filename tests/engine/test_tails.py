@@ -75,8 +75,8 @@ def test_a_plan_of_tails_says_how_long_it_is_and_what_is_read():
 def test_a_tail_that_sees_one_slot_more_is_caught(monkeypatch, row):
     right = Runs.rows
 
-    def wrong(self, plans, starts):
-        rows_5T = right(self, plans, starts)
+    def wrong(self, tokens_T, places_T):
+        rows_5T = right(self, tokens_T, places_T)
         rows_5T[row, -1] += 1
         return rows_5T
 
@@ -86,8 +86,8 @@ def test_a_tail_that_sees_one_slot_more_is_caught(monkeypatch, row):
 
 
 def test_tails_that_share_a_tile_are_caught(monkeypatch):
-    def wrong(self, lanes_B, low, high):
-        bounds, height = right(self, lanes_B, low, high)
+    def wrong(self, lanes, low, high):
+        bounds, height = right(self, lanes, low, high)
         return bounds[:, :-1], height
 
     right = Runs.bounds

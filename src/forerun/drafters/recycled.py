@@ -11,7 +11,7 @@ from forerun.families.causal import MAX_TAIL_TOKENS, Tail
 MOST_KEYS = 4096  # tokens that the index knows continuations of; the least recently used goes first
 
 MOST_ADDED = 1000  # runs that may be looked through one by one
-SEEN_TWICE = 8  # times as many places of a token as continuations are kept: some say the same
+SEEN_TWICE = 3  # times as many places of a token as continuations are kept: some say the same
 
 Seen = tuple[tuple[int, ...], int]  # a run, and what comes behind so many tokens of it
 
@@ -48,25 +48,20 @@ class RunPool:
 
     def index(self) -> None:
         """Put what was added into the index, which had better be done while a model works."""
+        most = SEEN_TWICE * self.per_key
         for run in self._added:
             for place, token in enumerate(run[:-1], 1):
-                self._note(token, (run, place))
+                seen = self._seen.setdefault(token, [])
+                seen.append((run, place))
+                self._seen.move_to_end(token)
+                if len(seen) > most:
+                    seen[:] = reversed(self._latest(seen).values())
         for token in filter(self._seen.__contains__, self._asked):
             self._seen.move_to_end(token)
         self._added.clear()
         self._asked.clear()
         while len(self._seen) > MOST_KEYS:
             self._seen.popitem(last=False)
-
-    def _note(self, token: int, one: Seen) -> None:
-        seen = self._seen.get(token)
-        if seen is None:
-            self._seen[token] = [one]
-            return
-        self._seen.move_to_end(token)
-        seen.append(one)
-        if len(seen) > SEEN_TWICE * self.per_key:
-            seen[:] = reversed(self._latest(seen).values())
 
     def _latest(self, seen: Sequence[Seen]) -> dict[tuple[int, ...], Seen]:
         """The latest different continuations, and where each was seen."""

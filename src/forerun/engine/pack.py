@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -103,9 +103,10 @@ class Batch:
         if all(type(plan) is PlainText for plan in plans):
             self.rows_5T = _plain_rows(self.segments, places_T)
             self.reads = _last_rows(self.row_counts, self.read_counts)
-        elif all(isinstance(plan, PlainText | TailedText) for plan in plans):
-            self.runs = Runs(plans, starts)
-            self.rows_5T = self.runs.rows(plans, starts)
+        elif all(isinstance(plan, (PlainText, TailedText)) for plan in plans):
+            self.runs = Runs(cast("Sequence[PlainText | TailedText]", plans), starts)
+            tokens_T = _concatenate([plan.tokens[start:] for plan, start in zip(plans, starts)])
+            self.rows_5T = self.runs.rows(tokens_T, places_T)
             self.reads = _last_rows(self.row_counts, self.read_counts)
         else:
             self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
@@ -219,65 +220,61 @@ class Batch:
 
 class Runs:
     """Rows of texts and their tails, as runs: of every sequence the rest of its text, then each
-    tail. A text's rows see all before them; a tail's rows see the first slots and their own."""
+    tail. A text's rows see all before them; a tail's rows see its context and their own slots."""
 
-    def __init__(self, plans: Sequence[Plan], starts: Sequence[int]):
-        lengths: list[int] = []
-        contexts: list[int] = []  # the position of the first row
-        slots: list[int] = []  # of a tail, where it begins; 0 of a text
-        counts: list[int] = []  # of the runs of each sequence
+    def __init__(self, plans: Sequence[PlainText | TailedText], starts: Sequence[int]):
+        # plain lists: runs are few, and every call of NumPy takes as long as ten of them
+        self._lengths: list[int] = []
+        self._contexts: list[int] = []  # slots that a tail's rows see besides their own
+        self._slots: list[int] = []  # where a tail's own begin; of a text, where it ends
+        self._ends: list[int] = []  # where they end; the same of a text
+        self._counts: list[int] = []  # of the runs of each sequence
         for plan, start in zip(plans, starts):
-            lengths.append(plan.stored - start)
-            contexts.append(start)
-            slots.append(0)
-            if isinstance(plan, TailedText):
-                lengths += plan.tail_lengths
-                contexts += plan.tail_contexts
-                slots += plan.tail_slots[:-1]
-                counts.append(1 + len(plan.tail_lengths))
-            else:
-                counts.append(1)
-        self._runs_3R = np.array([lengths, contexts, slots])
-        self._counts_B = np.array(counts)
+            self._lengths += [plan.stored - start, *plan.tail_lengths]
+            self._contexts += [plan.stored, *plan.tail_contexts]
+            self._slots += [plan.stored, *plan.tail_slots[:-1]]
+            self._ends += [plan.stored, *plan.tail_slots[1:]]
+            self._counts.append(1 + len(plan.tail_lengths))
 
-    def rows(self, plans: Sequence[Plan], starts: Sequence[int]) -> np.ndarray:
-        """The five integers of all rows, end to end."""
-        length_R = self._runs_3R[0]
-        ends_R = length_R.cumsum()
-        begin_R = ends_R - length_R
-        begin_T, context_T, slot_T = np.array([begin_R, *self._runs_3R[1:]]).repeat(length_R, 1)
-        number_T = np.arange(len(begin_T)) - begin_T
-        in_tail_T = slot_T > 0
-        rows_5T = np.empty((5, len(begin_T)), np.int32)
-        rows_5T[TOKEN] = _concatenate([p.tokens[start:] for p, start in zip(plans, starts)])
-        rows_5T[POSITION] = context_T + number_T
-        rows_5T[HORIZON] = np.where(in_tail_T, context_T, context_T + number_T + 1)
-        rows_5T[LO] = slot_T
-        rows_5T[HI] = np.where(in_tail_T, slot_T + number_T + 1, 0)
+    def rows(self, tokens_T: np.ndarray, places_T: np.ndarray) -> np.ndarray:
+        """The five integers of all rows, given their tokens and their places in their plans."""
+        spans_3R = np.array([self._contexts, self._slots, self._ends])
+        context_T, slot_T, end_T = spans_3R.repeat(self._lengths, 1)
+        in_tail_T = end_T > slot_T
+        behind_T = places_T + 1
+        rows_5T = np.empty((5, len(places_T)), np.int32)
+        rows_5T[TOKEN] = tokens_T
+        rows_5T[POSITION] = places_T - (slot_T - context_T)
+        rows_5T[HORIZON] = np.minimum(context_T, behind_T)
+        rows_5T[LO] = slot_T * in_tail_T
+        rows_5T[HI] = behind_T * in_tail_T
         return rows_5T
 
-    def bounds(self, lanes_B: np.ndarray, low: int, high: int) -> tuple[np.ndarray, int]:
+    def bounds(self, lanes: Sequence[int], low: int, high: int) -> tuple[np.ndarray, int]:
         """The bounds of tiles, and their height: what `_any_bounds` says of these rows."""
-        length_R = self._runs_3R[0]
-        longest = int(length_R.max())
-        height = low if longest <= low else high
-        first_R = length_R.cumsum() - length_R
-        lane_R = lanes_B.repeat(self._counts_B)
-        runs_5R = np.concatenate([self._runs_3R, [first_R, lane_R]])
-        tiles_R = -(-length_R // height)
-        within_N: Any = 0
-        if longest > height or not length_R.all():  # several tiles of a run, or none
-            runs_5R = runs_5R.repeat(tiles_R, 1)
-            within_N = np.arange(runs_5R.shape[1]) - (tiles_R.cumsum() - tiles_R).repeat(tiles_R)
-            within_N *= height
-        length_N, context_N, slot_N, first_N, lane_N = runs_5R
-        seen_N = np.minimum(length_N, within_N + height)  # of its run, by the last row of a tile
-        in_tail_N = slot_N > 0
-        near_N = np.where(in_tail_N, context_N, context_N + seen_N)
-        lo_N = np.where(in_tail_N, slot_N, near_N)
-        far_N = np.where(in_tail_N, slot_N + seen_N, near_N)
-        bounds = [first_N + within_N, seen_N - within_N, lane_N, near_N, lo_N, far_N]
-        return np.array(bounds), height
+        lengths = self._lengths
+        height = low if max(lengths) <= low else high
+        *firsts, _ = accumulate(lengths, initial=0)
+        of_runs = [lane for lane, count in zip(lanes, self._counts) for _ in range(count)]
+        bounds = [firsts, lengths, of_runs, self._contexts, self._slots, self._ends]
+        if max(lengths) <= height and 0 not in lengths:  # one tile each
+            return np.array(bounds), height
+        return _cut_runs(np.array(bounds), height), height
+
+
+def _cut_runs(runs_6R: np.ndarray, height: int) -> np.ndarray:
+    """The bounds of tiles that cut runs into so many rows at most. What a tile sees ends with its
+    last row."""
+    tiles_R = -(-runs_6R[1] // height)
+    first_N, length_N, lane_N, near_N, lo_N, far_N = runs_6R.repeat(tiles_R, 1)
+    before_N = np.arange(len(first_N)) - (tiles_R.cumsum() - tiles_R).repeat(tiles_R)
+    before_N *= height  # rows of its run
+    rows_N = np.minimum(length_N - before_N, height)
+    behind_N = length_N - before_N - rows_N
+    in_tail_N = far_N > lo_N
+    near_N -= behind_N * ~in_tail_N
+    lo_N = np.where(in_tail_N, lo_N, near_N)
+    return np.array([first_N + before_N, rows_N, lane_N, near_N, lo_N, far_N - behind_N])
 
 
 class NextRows(Batch):
@@ -482,8 +479,8 @@ def make_tiles(
         longest = max(batch.slot_counts) + ahead  # slots that one tile looks at
     else:
         if batch.runs is not None:
-            lanes_B = np.array([segment.lane for segment in batch.segments])
-            bounds, height = batch.runs.bounds(lanes_B, low, high)
+            lanes = [segment.lane for segment in batch.segments]
+            bounds, height = batch.runs.bounds(lanes, low, high)
         else:
             bounds, height = _any_bounds(batch, low, high)
         _, _, _, near, lo, far = bounds

@@ -79,8 +79,10 @@ class GuessTree:
         self.tails = list(tails)
 
     @cached_property  # first looked at while the model works
-    def _tree(self) -> tuple[list[int], list[int]]:
-        return tree_of(self.chain, self.tails)
+    def _tree(self) -> tuple[list[int], list[int], list[int]]:
+        lengths = [len(tail.tokens) for tail in self.tails]
+        ends = [*accumulate(lengths, initial=len(self.chain))]
+        return (*tree_of(self.chain, self.tails), ends)
 
     @property
     def tokens(self) -> list[int]:
@@ -90,20 +92,14 @@ class GuessTree:
     def parents(self) -> list[int]:
         return self._tree[1]
 
-    @cached_property
-    def _ends(self) -> list[int]:
-        """The last node of every branch."""
-        lengths = [len(tail.tokens) for tail in self.tails]
-        return [*accumulate(lengths, initial=len(self.chain))]
-
     def branch_of(self, node: int) -> int:
         """Which branch of the answer speaks of what follows a node: 0 is the chain, i the tail
         i - 1."""
-        return bisect_left(self._ends, node)
+        return bisect_left(self._tree[2], node)
 
     def end_of(self, branch: int) -> int:
         """The last node of a branch."""
-        return self._ends[branch]
+        return self._tree[2][branch]
 
 
 @method("multiblock", guarantee="exact", reference="ar")

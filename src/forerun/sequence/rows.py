@@ -64,6 +64,8 @@ class PlainText(Plan):
     """Left-to-right text that is read from one row to its end. All else follows from its tokens,
     and is made for who asks: nearly all look at the last rows only."""
 
+    tail_contexts = tail_lengths = tail_slots = ()  # as of a text without tails
+
     @classmethod
     def of(cls, tokens: np.ndarray, first_read: int) -> PlainText:
         """A plan of these tokens, which stay as they are."""
