@@ -131,6 +131,31 @@ def test_a_program_decides_what_the_plain_code_decides(rule):
     assert ran and not rules._not_capturable
 
 
+@pytest.mark.parametrize("rule", certain.CERTAIN_TOGETHER, ids=lambda rule: rule.__name__)
+def test_what_is_too_much_for_a_program_is_decided_as_by_the_plain_code(rule):
+    """As on a GPU, by plain launches."""
+    chance = random.Random(5)
+    for _ in range(40):
+        draws = draws_of(rule, chance.randrange(1, 9), chance)
+        has_drafts = [draw.arguments[-2:][0] is not None for draw in draws]
+        draws = [draw for draw, has in zip(draws, has_drafts) if has == has_drafts[0]]
+        packed = PackedOutcome(RuleBatch(draws).decided_together())
+        found = [packed.unpack(row) for row in packed.tensor.tolist()]
+        check_same([plain(draw) for draw in draws], found)
+
+
+def test_choices_of_other_sequences_are_caught(monkeypatch):
+    right = RuleBatch._choices_or_tokens
+
+    def wrong(batch, column):
+        found = right(batch, column)
+        return found.roll(1, 0) if isinstance(column[0], PendingLaws) else found
+
+    monkeypatch.setattr(RuleBatch, "_choices_or_tokens", wrong)
+    with pytest.raises(RuntimeError):
+        test_what_is_too_much_for_a_program_is_decided_as_by_the_plain_code(matching)
+
+
 def test_a_program_that_keeps_one_token_too_many_is_refused(monkeypatch):
     """Every program is compared with the plain code before it is used."""
 
