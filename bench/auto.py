@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 import forerun
-from forerun.engine import continuation, graphs, rules
+from forerun.engine import continuation, graphs, prefetch_rounds, rules
 
 PARAGRAPH = (
     "The harbour of Bergen was founded before 1070. In the thirteenth century it became the "
@@ -139,7 +139,7 @@ class Captures:
                 self.count += 1
                 self.seconds += time.perf_counter() - began
 
-        for module in (graphs, rules, continuation):
+        for module in (graphs, rules, continuation, prefetch_rounds):
             setattr(module, "capture_graph", timed)  # noqa: B010
 
 

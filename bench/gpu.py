@@ -30,12 +30,12 @@ from forerun.engine import graphs
 from forerun.engine.engine import Engine
 from forerun.engine.pack import Batch
 from forerun.evaluate.prompts import CODE
-from forerun.families.causal import Causal, Tail
+from forerun.families.causal import Tail
 from forerun.profile.decoding import time_splits
 from forerun.profile.forward import Ceilings, ForwardSize, TimedForward, ceilings, timed_forward
 from forerun.profile.latency import seconds_at, verdict_batch
 from forerun.profile.shapes import random_network
-from forerun.sequence.rows import Plan
+from forerun.sequence.rows import Plan, TailedText
 
 CUDA = torch.device("cuda")
 HALF = torch.bfloat16
@@ -99,7 +99,7 @@ def candidates(model: forerun.Model, length: int, count: int, tail: int | None =
     them."""
     text = np.arange(CONTEXT, dtype=np.int32)
     tails = [Tail(0, np.full(tail or length, 5 + i).tolist()) for i in range(count - 1)]
-    plan = Causal._with_tails(text, range(length), tails)
+    plan = TailedText.of(text, range(length), tails)
     first, *others = plan.reads
     # the text is in slots already
     return model.host.batch([(0, replace(plan, reads=[first[1:], *others]), CONTEXT)])

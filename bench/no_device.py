@@ -39,13 +39,23 @@ from forerun.engine.pack import Batch
 from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_looks import Verdicts
 from forerun.engine.prefetch_rounds import Judged, LookRounds, RoundProgram, RoundPrograms
-from forerun.engine.rules import Applied, Late, RuleBatch, RuleProgram, Rules, TokenDraws
+from forerun.engine.rules import (
+    Applied,
+    Late,
+    ProgramSize,
+    RuleBatch,
+    RuleProgram,
+    Rules,
+    TokenDraws,
+)
 from forerun.engine.ticket import Running
 from forerun.families.base import Family
 from forerun.families.causal import Causal
 from forerun.families.features import Features
+from forerun.methods.lookahead import LookaheadOptions
 from forerun.probability.acceptance import matching, sample_token
 from forerun.probability.outcomes import (
+    Descent,
     JacobiStep,
     Outcome,
     PackedOutcome,
@@ -56,6 +66,7 @@ from forerun.probability.outcomes import (
 from forerun.probability.transfer import HostCopy
 from forerun.sequence.canvas import Canvas, Draw
 
+AHEAD = LookaheadOptions().ngram - 1  # places between the text and what a window's columns end in
 TokenAt = Callable[[Canvas, int], int]  # of a text, at its n-th blank
 
 
@@ -67,6 +78,9 @@ class Script:
     drafted: TokenAt
     guessed: TokenAt
     seconds: float = field(default=0.0, init=False)  # that it took to look up what is written
+    waited: float = field(default=0.0, init=False)  # seconds of the host while nothing was begun
+    forwards: int = field(default=0, init=False)
+    _idle_since: float | None = field(default=None, init=False)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -74,12 +88,35 @@ class Script:
         yield
         self.seconds += time.thread_time() - began
 
+    def begin(self) -> None:
+        """Begin to measure."""
+        self.seconds = 0.0
+        self.waited = 0.0
+        self._idle_since = None
+
+    def now(self) -> float:
+        """Seconds that the host has worked."""
+        return time.thread_time() - self.seconds
+
+    def arrived(self, forwards: int) -> None:
+        """An outcome arrived that was queued behind so many forwards: the last ones?"""
+        if forwards == self.forwards:
+            self._idle_since = self.now()
+
+    def begin_forward(self) -> None:
+        if self._idle_since is not None:
+            self.waited += self.now() - self._idle_since
+        self._idle_since = None
+        self.forwards += 1
+
     def outcome(self, draw: Draw[Any], kind: type[Outcome]) -> Outcome:
         """What a rule comes to."""
         seq = draw.seq
         if kind is Token:
             return Token(self.text(seq, seq.filled))
         tokens = list(draw.arguments[0])  # type: ignore[call-overload]
+        if kind is Descent:
+            return self.descent(seq, tokens, *cast("Any", draw.arguments[1:]))
         if kind is Tokens:
             return Tokens([self.drafted(seq, seq.filled + i) for i in range(len(tokens))])
         accepted = 0
@@ -94,6 +131,26 @@ class Script:
         known = likeliest[accepted + 1 : len(tokens)]
         last = known[-1] if known else token
         return JacobiStep(accepted, token, likeliest, [*known, *[last] * (accepted + 1)])
+
+    def descent(
+        self, seq: Canvas, tokens: Sequence[int], parents: Sequence[int], laws: Sequence[object]
+    ) -> Descent:
+        """Where the text leaves a tree of guesses. What stands behind a wrong guess is guessed."""
+        node = 0
+        depths = [0]
+        is_right = [True]
+        for number, (token, parent) in enumerate(zip(tokens, parents), 1):
+            right = is_right[parent] and token == self.text(seq, seq.filled + depths[parent])
+            depths.append(depths[parent] + 1)
+            is_right.append(right)
+            node = number if right else node
+        said = [
+            self.text(seq, seq.filled + depth) if right else self.guessed(seq, seq.filled + depth)
+            for depth, right in zip(depths, is_right)
+        ]
+        columns = range(AHEAD, AHEAD + len(laws) - len(depths))
+        said += [self.guessed(seq, seq.filled + place) for place in columns]
+        return Descent(node, said[node], said)
 
 
 class Clock:
@@ -116,12 +173,22 @@ class NoNetwork(SlottedBackbone):
     head_dim = 1
     capturable = True
 
-    def __init__(self, device: str, vocab: int, context: int, rows: int, clock: Clock, cost: float):
+    def __init__(
+        self,
+        device: str,
+        vocab: int,
+        context: int,
+        rows: int,
+        clock: Clock,
+        cost: float,
+        script: Script,
+    ):
         self.device = torch.device(device)
         self.vocab = vocab
         self.context = context
         self.cost = cost
         self._clock = clock
+        self._script = script
         self._logits_RV = torch.zeros(rows, vocab, dtype=self.dtype, device=self.device)
 
     def seconds(self, rows: int) -> float:
@@ -129,6 +196,7 @@ class NoNetwork(SlottedBackbone):
         return (1e-3 if self.cost > 1e9 else 3e-4) * (1 + rows / 512)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
+        self._script.begin_forward()
         self._clock.seconds += self.seconds(len(batch.tokens_T))
         return self._logits_RV[: len(batch.reads_R)]
 
@@ -140,11 +208,14 @@ class ScriptedOutcomes:
         self._packed = packed
         self._script = script
         self._draws = draws
+        self._behind = script.forwards
 
     def numbers(self) -> list[list[float]]:
         with self._script.timed():
             kind = self._packed.type
-            return [self._row(self._script.outcome(draw, kind)) for draw in self._draws]
+            rows = [self._row(self._script.outcome(draw, kind)) for draw in self._draws]
+        self._script.arrived(self._behind)
+        return rows
 
     def _row(self, outcome: Outcome) -> list[float]:
         row: list[float] = []
@@ -185,6 +256,9 @@ class NoRules(Rules):
         assert size is not None, f"{batch.rule} runs by its plain code"
         self.programs[size] = NoProgram(size, batch, None)
         return self.programs[size].run(batch)
+
+    def _capture(self, size: ProgramSize, batch: RuleBatch) -> Applied:
+        return self._apply_plain(batch)
 
     def apply(self, draws: Sequence[Draw[Any]]) -> Applied:
         return self._scripted(super().apply(draws).packed, draws)
@@ -360,7 +434,7 @@ def model_without_device(
     settings: dict[str, Any] = dict(lanes=lanes, context=context, graphs=True)
 
     def made(name: str, family: Family, cost: float) -> Model:
-        backbone = NoNetwork(device, len(tokenizer), context, rows, clock, cost)
+        backbone = NoNetwork(device, len(tokenizer), context, rows, clock, cost, script)
         return Model(name, family, backbone, tokenizer, eos, **settings)
 
     model = made("nothing", Causal(), 1.5e9)

@@ -152,7 +152,7 @@ def test_a_memo_one_row_too_long_is_caught(monkeypatch):
 
 
 def test_an_end_that_does_not_end_the_draft_is_caught(monkeypatch):
-    def fill(self, positions, tokens, reason, drafted=()):
+    def fill(self, positions, tokens, reason, drafted=(), branches=()):
         ended = None
         for position, token in zip(positions, tokens):
             if self.tokens[position] == BLANK:

@@ -1,6 +1,8 @@
 """Jacobi decoding, several blocks, recycling, lookahead: greedy decoding's tokens whatever the
 options, and nothing thrown away."""
 
+import random
+
 import pytest
 import torch
 
@@ -207,11 +209,56 @@ def test_a_pool_gives_the_latest_first_and_none_twice():
     assert pool.after(1) == [(7,), (2, 3, 4)]
 
 
+class PlainPool:
+    """What a pool is by definition: all that was added, looked through from the latest on."""
+
+    def __init__(self, longest, per_key):
+        self.longest, self.per_key, self.runs = longest, per_key, []
+
+    def add(self, run):
+        self.runs.append(tuple(run))
+
+    def after(self, token):
+        later = [
+            run[place : place + self.longest]
+            for run in reversed(self.runs)
+            for place in range(len(run) - 1, 0, -1)
+            if run[place - 1] == token
+        ]
+        return list(dict.fromkeys(later))[: self.per_key]
+
+
+def check_pool(longest, per_key):
+    chance = random.Random(longest)
+    pool, plain = RunPool(longest, per_key), PlainPool(longest, per_key)
+    for _ in range(300):
+        run = [chance.randrange(4) for _ in range(chance.randrange(9))]
+        pool.add(run)
+        plain.add(run)
+        if chance.random() < 0.3:
+            pool.index()
+        assert all(pool.after(token) == plain.after(token) for token in range(4))
+
+
+@pytest.mark.parametrize("longest, per_key", [(1, 2), (2, 8), (5, 3), (16, 10)])
+def test_a_pool_is_what_looking_through_all_runs_would_find(longest, per_key):
+    check_pool(longest, per_key)
+
+
+def test_a_pool_that_keeps_the_oldest_places_is_caught(monkeypatch):
+    right = RunPool._latest
+    monkeypatch.setattr(RunPool, "_latest", lambda pool, seen: right(pool, seen[::-1]))
+    with pytest.raises(AssertionError):
+        check_pool(2, 8)
+
+
 def test_a_pool_forgets_what_was_not_used_for_longest():
     pool = RunPool(longest=1)
     pool.add(list(range(MOST_KEYS + 1)))
     pool.after(0)  # used, so 1 is the oldest now
+    pool.index()
     pool.add([10**6, 1])
+    pool.index()
     assert pool.after(0) and not pool.after(1)
 
 

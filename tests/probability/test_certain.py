@@ -11,7 +11,13 @@ from forerun.engine.pack import stack
 from forerun.engine.rules import Decided, RuleBatch, Rules, check_same
 from forerun.options import Sampling
 from forerun.probability import certain
-from forerun.probability.acceptance import matching, rejection, sample_each, sample_token
+from forerun.probability.acceptance import (
+    descend_tree,
+    matching,
+    rejection,
+    sample_each,
+    sample_token,
+)
 from forerun.probability.noise import Noise
 from forerun.probability.outcomes import JacobiStep, Outcome, PackedOutcome, Verdict
 from forerun.probability.pending import PendingLaws
@@ -46,6 +52,20 @@ def canvas(seed: int) -> Canvas:
     return Canvas([1, -1], history=TokenHistory(COLD, tokens, VOCAB, frozenset()), seed=seed)
 
 
+def some_tree(nodes: int, chance: random.Random) -> list:
+    """Guesses of which no two follow the same one and are alike, often likely ones; and laws after
+    each of them, and some more."""
+    p = PendingLaws.of(some_logits(nodes + 3, chance), 0, nodes + 1 + chance.randrange(3), COLD)
+    likely = torch.nan_to_num(p.logits_NV).argmax(-1).tolist()
+    found: list[tuple[int, int]] = []
+    while len(found) < nodes:
+        parent = max(0, len(found) - chance.randrange(4))
+        token = likely[parent] if chance.random() < 0.6 else chance.randrange(VOCAB)
+        if (token, parent) not in found:
+            found.append((token, parent))
+    return [[token for token, _ in found], [parent for _, parent in found], p]
+
+
 def draws_of(rule, count: int, chance: random.Random) -> list[Draw]:
     """Draws of a rule that often has something to accept."""
     found = []
@@ -58,6 +78,8 @@ def draws_of(rule, count: int, chance: random.Random) -> list[Draw]:
             arguments = [p[0]]
         elif rule is sample_each:
             arguments = [list(range(k + 1)), p]
+        elif rule is descend_tree:
+            arguments = some_tree(3 * k, chance)
         elif rule is rejection:
             q_KV = some_logits(k, chance)
             for row, token in enumerate(x):
@@ -79,7 +101,7 @@ def test_rules_without_chance_decide_what_their_plain_code_decides(rule):
         assert isinstance(applied, Decided)
         [outcome] = applied.outcomes()
         assert outcome == plain(draw)
-        accepted.add(getattr(outcome, "accepted", None))
+        accepted.add(getattr(outcome, "node", getattr(outcome, "accepted", None)))
     assert len(accepted) > 4 or rule is sample_token  # lengths of every kind, and no outcome
 
 
@@ -109,6 +131,31 @@ def test_a_program_decides_what_the_plain_code_decides(rule):
     assert ran and not rules._not_capturable
 
 
+@pytest.mark.parametrize("rule", certain.CERTAIN_TOGETHER, ids=lambda rule: rule.__name__)
+def test_what_is_too_much_for_a_program_is_decided_as_by_the_plain_code(rule):
+    """As on a GPU, by plain launches."""
+    chance = random.Random(5)
+    for _ in range(40):
+        draws = draws_of(rule, chance.randrange(1, 9), chance)
+        has_drafts = [draw.arguments[-2:][0] is not None for draw in draws]
+        draws = [draw for draw, has in zip(draws, has_drafts) if has == has_drafts[0]]
+        packed = PackedOutcome(RuleBatch(draws).decided_together())
+        found = [packed.unpack(row) for row in packed.tensor.tolist()]
+        check_same([plain(draw) for draw in draws], found)
+
+
+def test_choices_of_other_sequences_are_caught(monkeypatch):
+    right = RuleBatch._choices_or_tokens
+
+    def wrong(batch, column):
+        found = right(batch, column)
+        return found.roll(1, 0) if isinstance(column[0], PendingLaws) else found
+
+    monkeypatch.setattr(RuleBatch, "_choices_or_tokens", wrong)
+    with pytest.raises(RuntimeError):
+        test_what_is_too_much_for_a_program_is_decided_as_by_the_plain_code(matching)
+
+
 def test_a_program_that_keeps_one_token_too_many_is_refused(monkeypatch):
     """Every program is compared with the plain code before it is used."""
 
@@ -119,6 +166,15 @@ def test_a_program_that_keeps_one_token_too_many_is_refused(monkeypatch):
     monkeypatch.setitem(certain.CERTAIN_TOGETHER, matching, wrong)
     with pytest.raises(AssertionError):
         test_a_program_decides_what_the_plain_code_decides(matching)
+
+
+def test_a_way_that_skips_a_node_is_refused(monkeypatch):
+    def wrong(x_BN, parent_BN, p_BL):
+        return certain.certain_descents(x_BN, torch.zeros_like(parent_BN), p_BL)
+
+    monkeypatch.setitem(certain.CERTAIN_TOGETHER, descend_tree, wrong)
+    with pytest.raises(AssertionError):
+        test_a_program_decides_what_the_plain_code_decides(descend_tree)
 
 
 def test_chance_is_left_to_the_plain_code():
@@ -149,3 +205,12 @@ def test_a_rule_that_looks_one_token_too_far_is_caught(monkeypatch):
     monkeypatch.setitem(certain.CERTAIN, matching, wrong)
     with pytest.raises(AssertionError):
         test_rules_without_chance_decide_what_their_plain_code_decides(matching)
+
+
+def test_a_way_that_any_likely_token_goes_on_is_caught(monkeypatch):
+    def wrong(x, parent, p):
+        return certain.certain_descent(x, range(len(x)), p)
+
+    monkeypatch.setitem(certain.CERTAIN, descend_tree, wrong)
+    with pytest.raises(AssertionError):
+        test_rules_without_chance_decide_what_their_plain_code_decides(descend_tree)

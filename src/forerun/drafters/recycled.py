@@ -10,6 +10,11 @@ from forerun.families.causal import MAX_TAIL_TOKENS, Tail
 
 MOST_KEYS = 4096  # tokens that the index knows continuations of; the least recently used goes first
 
+MOST_ADDED = 1000  # runs that may be looked through one by one
+SEEN_TWICE = 3  # times as many places of a token as continuations are kept: some say the same
+
+Seen = tuple[tuple[int, ...], int]  # a run, and what comes behind so many tokens of it
+
 
 class RunPool:
     """Continuations by the token before them, the latest first, none twice."""
@@ -17,27 +22,56 @@ class RunPool:
     def __init__(self, longest: int, per_key: int = 8):
         self.longest = longest
         self.per_key = per_key
-        self._after: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
+        # for every token, the runs that it stands in and its place there, counted from 1: much is
+        # added and little asked for
+        self._seen: OrderedDict[int, list[Seen]] = OrderedDict()
+        self._added: list[tuple[int, ...]] = []  # runs that are not in the index yet
+        self._asked: list[int] = []  # tokens that were asked about since
 
     def add(self, run: Sequence[int]) -> None:
         """Remember a run of tokens: after every token of it, what came next."""
-        for end, token in enumerate(run[:-1], 1):
-            later = tuple(run[end : end + self.longest])
-            known = self._after.setdefault(token, OrderedDict())
-            self._after.move_to_end(token)
-            known[later] = None
-            known.move_to_end(later)
-            if len(known) > self.per_key:
-                known.popitem(last=False)
-        while len(self._after) > MOST_KEYS:
-            self._after.popitem(last=False)
+        self._added.append(tuple(run))
 
     def after(self, token: int) -> list[tuple[int, ...]]:
         """What followed this token, the latest first."""
-        if token not in self._after:
-            return []
-        self._after.move_to_end(token)
-        return list(reversed(self._after[token]))
+        if len(self._added) + len(self._asked) > MOST_ADDED:
+            self.index()
+        self._asked.append(token)
+        new = [
+            (run, place)
+            for run in self._added
+            if token in run
+            for place, other in enumerate(run[:-1], 1)
+            if other == token
+        ]
+        return list(self._latest(self._seen.get(token, []) + new))
+
+    def index(self) -> None:
+        """Put what was added into the index, which had better be done while a model works."""
+        most = SEEN_TWICE * self.per_key
+        for run in self._added:
+            for place, token in enumerate(run[:-1], 1):
+                seen = self._seen.setdefault(token, [])
+                seen.append((run, place))
+                self._seen.move_to_end(token)
+                if len(seen) > most:
+                    seen[:] = reversed(self._latest(seen).values())
+        for token in filter(self._seen.__contains__, self._asked):
+            self._seen.move_to_end(token)
+        self._added.clear()
+        self._asked.clear()
+        while len(self._seen) > MOST_KEYS:
+            self._seen.popitem(last=False)
+
+    def _latest(self, seen: Sequence[Seen]) -> dict[tuple[int, ...], Seen]:
+        """The latest different continuations, and where each was seen."""
+        found: dict[tuple[int, ...], Seen] = {}
+        for one in reversed(seen):
+            run, place = one
+            found.setdefault(run[place : place + self.longest], one)
+            if len(found) == self.per_key:
+                break
+        return found
 
 
 def tails_of(
@@ -54,7 +88,7 @@ def tails_of(
     for run in runs:
         if len(found) == count:
             break
-        depart = _common_prefix(chain, run)
+        depart = _common_prefix(chain, run) if chain else 0
         tokens = run[depart : min(longest, depart + room)]
         if tokens and (depart, tokens[0]) not in begun:
             begun.add((depart, tokens[0]))

@@ -23,7 +23,6 @@ from forerun.sequence.rows import (
     LO,
     POSITION,
     TOKEN,
-    PlainText,
     Plan,
     causal_template,
     reusable,
@@ -69,6 +68,8 @@ class Memo:
         # Most forwards compare plain text with plain text: there tokens alone decide.
         if plain_text and self._has_tokens(plan.tokens[:most]):
             return most
+        if plain_text and not plan.trusted:
+            return int((self._rows[TOKEN, :most] != plan.tokens[:most]).argmax())
         return reusable(self.held, plan)
 
     def holds_rows(self, count: int) -> bool:
@@ -206,8 +207,8 @@ class Memo:
 
     def ran(self, plan: Plan, start: int) -> None:
         """Note that the plan's rows from `start` on were written."""
-        if isinstance(plan, PlainText):
-            self._note_text(start, plan.tokens[start:])
+        if plan.causal == plan.stored:
+            self._note_text(start, plan.tokens[start : plan.stored])
         else:
             self._rows[:, start : plan.stored] = plan.rows_between(start, plan.stored)
         self._held = plan.stored

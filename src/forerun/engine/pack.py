@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forerun.engine.pages import PageTable
 from forerun.probability.transfer import to_device
-from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, PlainText, Plan
+from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, PlainText, Plan, TailedText
 
 # One argument of a rule for one sequence: a law, a list of tokens, or nothing.
 RuleArgument = Tensor | Sequence[int] | None
@@ -69,6 +69,7 @@ class Batch:
     moved: Moved | None = None
     ahead = 0  # tokens that texts may be longer, with what moves: attention has room for them
     is_plain_text = False  # does every row see itself and all before it, and nothing else?
+    runs: Runs | None = None  # where the rows are texts and tails
     # Where another model keeps what these rows are made of, by flat slot; its scratch slot where a
     # row is made of nothing. And where its lanes live.
     sources: np.ndarray | None = None
@@ -99,12 +100,16 @@ class Batch:
             table = PageTable(max(lanes) + 1, table)
         self.table = table
         self.slots = table.places(self.lanes, places_T)
+        self.is_plain_text = all(plan.causal == plan.length for plan in plans)
         if all(type(plan) is PlainText for plan in plans):
-            self.is_plain_text = True
             self.rows_5T = _plain_rows(self.segments, places_T)
             self.reads = _last_rows(self.row_counts, self.read_counts)
+        elif all(isinstance(plan, (PlainText, TailedText)) for plan in plans):
+            self.runs = Runs(cast("Sequence[PlainText | TailedText]", plans), starts)
+            tokens_T = _concatenate([plan.tokens[start:] for plan, start in zip(plans, starts)])
+            self.rows_5T = self.runs.rows(tokens_T, places_T)
+            self.reads = _last_rows(self.row_counts, self.read_counts)
         else:
-            self.is_plain_text = all(plan.causal == plan.length for plan in plans)
             self.rows_5T = _concatenate([segment.rows_to_run() for segment in self.segments])
             reads = _concatenate([branch for plan in plans for branch in plan.reads])
             self.reads = reads - _for_rows(shift_B, self.read_counts)
@@ -212,6 +217,65 @@ class Batch:
         if window not in self._padded:
             self._padded[window] = PaddedBatch(self, window)
         return self._padded[window]
+
+
+class Runs:
+    """Rows of texts and their tails, as runs: of every sequence the rest of its text, then each
+    tail. A text's rows see all before them; a tail's rows see its context and their own slots."""
+
+    def __init__(self, plans: Sequence[PlainText | TailedText], starts: Sequence[int]):
+        # plain lists: runs are few, and every call of NumPy takes as long as ten of them
+        self._lengths: list[int] = []
+        self._contexts: list[int] = []  # slots that a tail's rows see besides their own
+        self._slots: list[int] = []  # where a tail's own begin; of a text, where it ends
+        self._ends: list[int] = []  # where they end; the same of a text
+        self._counts: list[int] = []  # of the runs of each sequence
+        for plan, start in zip(plans, starts):
+            self._lengths += [plan.stored - start, *plan.tail_lengths]
+            self._contexts += [plan.stored, *plan.tail_contexts]
+            self._slots += [plan.stored, *plan.tail_slots[:-1]]
+            self._ends += [plan.stored, *plan.tail_slots[1:]]
+            self._counts.append(1 + len(plan.tail_lengths))
+
+    def rows(self, tokens_T: np.ndarray, places_T: np.ndarray) -> np.ndarray:
+        """The five integers of all rows, given their tokens and their places in their plans."""
+        spans_3R = np.array([self._contexts, self._slots, self._ends])
+        context_T, slot_T, end_T = spans_3R.repeat(self._lengths, 1)
+        in_tail_T = end_T > slot_T
+        behind_T = places_T + 1
+        rows_5T = np.empty((5, len(places_T)), np.int32)
+        rows_5T[TOKEN] = tokens_T
+        rows_5T[POSITION] = places_T - (slot_T - context_T)
+        rows_5T[HORIZON] = np.minimum(context_T, behind_T)
+        rows_5T[LO] = slot_T * in_tail_T
+        rows_5T[HI] = behind_T * in_tail_T
+        return rows_5T
+
+    def bounds(self, lanes: Sequence[int], low: int, high: int) -> tuple[np.ndarray, int]:
+        """The bounds of tiles, and their height: what `_any_bounds` says of these rows."""
+        lengths = self._lengths
+        height = low if max(lengths) <= low else high
+        *firsts, _ = accumulate(lengths, initial=0)
+        of_runs = [lane for lane, count in zip(lanes, self._counts) for _ in range(count)]
+        bounds = [firsts, lengths, of_runs, self._contexts, self._slots, self._ends]
+        if max(lengths) <= height and 0 not in lengths:  # one tile each
+            return np.array(bounds), height
+        return _cut_runs(np.array(bounds), height), height
+
+
+def _cut_runs(runs_6R: np.ndarray, height: int) -> np.ndarray:
+    """The bounds of tiles that cut runs into so many rows at most. What a tile sees ends with its
+    last row."""
+    tiles_R = -(-runs_6R[1] // height)
+    first_N, length_N, lane_N, near_N, lo_N, far_N = runs_6R.repeat(tiles_R, 1)
+    before_N = np.arange(len(first_N)) - (tiles_R.cumsum() - tiles_R).repeat(tiles_R)
+    before_N *= height  # rows of its run
+    rows_N = np.minimum(length_N - before_N, height)
+    behind_N = length_N - before_N - rows_N
+    in_tail_N = far_N > lo_N
+    near_N -= behind_N * ~in_tail_N
+    lo_N = np.where(in_tail_N, lo_N, near_N)
+    return np.array([first_N + before_N, rows_N, lane_N, near_N, lo_N, far_N - behind_N])
 
 
 class NextRows(Batch):
@@ -415,7 +479,11 @@ def make_tiles(
         bounds, height = _plain_bounds(batch, low, high)
         longest = max(batch.slot_counts) + ahead  # slots that one tile looks at
     else:
-        bounds, height = _any_bounds(batch, low, high)
+        if batch.runs is not None:
+            lanes = [segment.lane for segment in batch.segments]
+            bounds, height = batch.runs.bounds(lanes, low, high)
+        else:
+            bounds, height = _any_bounds(batch, low, high)
         _, _, _, near, lo, far = bounds
         longest = int((near + far - lo).max()) + ahead
     tiles = round_up(bounds.shape[1], TILE_COUNTS) * key_heads

@@ -388,7 +388,7 @@ class DrawnAhead:
             return False
         [part] = asked.parts
         rows = (self._first[one], used.parts[0].rows, used.parts[0].sampling)
-        unmasked = part.logits_RV is self._logits_RV and part.masks_RW is None
+        unmasked = part.logits_RV is self._logits_RV and part.masks_RW is None and part.step == 1
         return unmasked and (part.first, part.rows, part.sampling) == rows
 
     def outcomes(self, running: Sequence[Running]) -> Applied:

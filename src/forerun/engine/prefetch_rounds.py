@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8  # in one go
 FORWARDS = 1.5  # of the target, that a round takes about as long as
 ASKED_BEFORE = 1  # times that a kind of round is met before it is captured
-MOST_PROGRAMS = 16
+MOST_PROGRAMS = 64
+MOST_NOTED = 256  # kinds that were met
 log = logging.getLogger("forerun")
 
 CountForward = Callable[[Host, Batch], None]
@@ -395,7 +396,7 @@ class RoundPrograms:
             program = self._programs[kind]
             program.begin(verdict)
             return program
-        if len(self._asked) > MOST_PROGRAMS:
+        if len(self._asked) > MOST_NOTED:
             self._asked.clear()  # forwards and rules that nobody else may need any more
         self._asked[kind] += 1
         return self._make(kind, rounds, verdict) if self._asked[kind] > ASKED_BEFORE else None

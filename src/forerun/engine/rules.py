@@ -174,7 +174,7 @@ class Rules:
         size = self._capturable_size(batch)
         if size is None:
             self.is_warm = True
-            return self._apply_plain(batch)
+            return self._apply_certain(batch) or self._apply_plain(batch)
         found = self._find(size)
         capture_now = found != size and self._is_time_to_capture(size, found)
         self.is_warm = found is not None and not capture_now
@@ -248,6 +248,16 @@ class Rules:
         if not enabled or not self.by_noise or batch.rule in self._not_capturable:
             return None
         return ProgramSize.of(batch, self._warps)
+
+    def _apply_certain(self, batch: RuleBatch) -> Applied | None:
+        """At temperature 0, what is too much for a program, from the likeliest tokens alone: laws
+        of so many rows would take the device as long as a few of its layers."""
+        on_gpu = batch.device.type == "cuda"
+        outcome = batch.decided_together() if on_gpu and self.by_noise else None
+        if outcome is None:
+            return None
+        packed = PackedOutcome(outcome)
+        return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
 
     def _apply_plain(self, batch: RuleBatch) -> Applied:
         if self.by_noise and (decided := batch.without_chance()):
@@ -330,6 +340,29 @@ class RuleBatch:
             return None
         columns = [choices_of(column) for column in self.columns]
         return [decide(*arguments) for arguments in zip(*columns)]
+
+    def decided_together(self) -> Outcome | None:
+        """What is decided on the device where all laws are certain, by a rule that is known
+        there."""
+        decide = CERTAIN_TOGETHER.get(self.rule)
+        if decide is None or not all(is_certain(column) for column in self.columns):
+            return None
+        return decide(*(self._choices_or_tokens(column) for column in self.columns))
+
+    def _choices_or_tokens(self, column: Sequence[Any]) -> Tensor | None:
+        """What laws are certain of, -1 behind the last one of each sequence; other arguments as
+        rules take them."""
+        if not isinstance(column[0], PendingLaws):
+            return stack(column, self.device)
+        choice_R = likeliest(PendingLaws([part for one in column for part in one.parts]).logits_NV)
+        if column[0].single:
+            return choice_R
+        counts = [one.count for one in column]
+        ends_B1 = np.cumsum(counts)[:, None]
+        number_BL = ends_B1 - np.array(counts)[:, None] + np.arange(max(counts))
+        padded_BL = np.where(number_BL < ends_B1, number_BL, len(choice_R))
+        index_BL = to_device(padded_BL, torch.long, self.device)
+        return torch.cat([choice_R, choice_R.new_full((1,), -1)])[index_BL]
 
     @cached_property
     def made(self) -> list[list[RuleArgument]]:
@@ -417,8 +450,8 @@ class LawSource:
         for laws in self.laws:
             begin = len(numbers)
             for part in laws.parts:
-                first = starts[id(part.logits_RV)] + part.first
-                numbers += range(first, first + part.rows)
+                start = starts[id(part.logits_RV)]
+                numbers += [start + number for number in part.numbers] if start else part.numbers
             numbers += [numbers[begin]] * (length - laws.count)
         return numbers
 

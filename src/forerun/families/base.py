@@ -9,7 +9,7 @@ made from that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, stack
@@ -145,7 +145,7 @@ class ModelHandle:
         return self.host.rows_are_cheap
 
     def ask(
-        self, seq: Canvas, plan: Plan, branches: Sequence[Branch], with_model_law: bool = False
+        self, seq: Canvas, plan: Plan, branches: Iterable[Branch], with_model_law: bool = False
     ) -> Question:
         """A question to await: run the plan and answer with the laws that it reads."""
         return BranchQuestion(self.host, plan, seq, branches, self.drafting, with_model_law)

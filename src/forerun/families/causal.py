@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from forerun.families.base import ChainScorer, Family
 from forerun.probability.acceptance import descend_tree
-from forerun.sequence.canvas import Canvas
+from forerun.probability.outcomes import Descent
+from forerun.sequence.canvas import Canvas, Draw
 from forerun.sequence.question import Branch, Question
-from forerun.sequence.rows import PlainText, Plan, causal_rows, tail_rows, text_and_chain
+from forerun.sequence.rows import PlainText, Plan, TailedText, text_and_chain
 
 MAX_TAIL_TOKENS = 256  # that all tails of one question may have together, however long the text
 
@@ -23,6 +25,16 @@ class Tail(NamedTuple):
 
     depart: int
     tokens: Sequence[int]
+
+
+class Tree(Protocol):
+    """Guesses, of which each follows its parent: node 0 is the text, node i the token i - 1."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def parents(self) -> Sequence[int]: ...
 
 
 class TreeScorer(ChainScorer):
@@ -51,23 +63,39 @@ class TreeScorer(ChainScorer):
         seq: Canvas,
         chain: Sequence[int],
         tails: Sequence[Tail],
-        tree: tuple[Sequence[int], Sequence[int]],
+        tree: Tree,
         pick: Callable[[Tensor], Tensor] = lambda p_LV: p_LV,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Question:
-        """To await: how far a tree of guesses, its tokens and their parents, is right by the laws
-        that `branches` answers, all of them in one, or those that `pick` takes of them. It is drawn
-        as soon as those are there."""
+        """To await: how far a tree of guesses is right by the laws that `branches` answers, all of
+        them in one, or those that `pick` takes of them. It is drawn as soon as those are there: the
+        tree is looked at while the model works, and what else is to be done `meanwhile` is done."""
+
+        def then(p_LV: Tensor) -> Draw[Descent]:
+            meanwhile()
+            return seq.draw(descend_tree, tree.tokens, tree.parents, pick(p_LV))
+
         asked = self._ask_branches(seq, chain, tails)
-        asked.then = lambda p_LV: seq.draw(descend_tree, *tree, pick(p_LV))
+        asked.then = then
         return asked
 
     def _ask_branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Question:
         plan = self.family.branches(seq, chain, tails)
-        branches = [Branch(chain, range(len(chain) + 1))]
-        for tail in tails:
-            whole = [*chain[: tail.depart], *tail.tokens]
-            branches.append(Branch(whole, range(tail.depart + 1, len(whole) + 1)))
-        return self.ask(seq, plan, branches)
+        return self.ask(seq, plan, TreeBranches(chain, tails))
+
+
+@dataclass(frozen=True)
+class TreeBranches:
+    """What a chain and its tails stand for, branch by branch, made for who looks."""
+
+    chain: Sequence[int]
+    tails: Sequence[Tail]
+
+    def __iter__(self) -> Iterator[Branch]:
+        yield Branch(self.chain, range(len(self.chain) + 1))
+        for depart, tokens in self.tails:
+            whole = [*self.chain[:depart], *tokens]
+            yield Branch(whole, range(depart + 1, len(whole) + 1))
 
 
 class Causal(Family):
@@ -104,7 +132,7 @@ class Causal(Family):
         if len(chains) == 1:  # as nearly always, many times per forward of a large batch
             tokens = text_and_chain(text, chains[0])
             return PlainText.of(tokens, len(tokens if last_only else text) - 1)
-        plan = cls._with_tails(text, chains[0], [Tail(0, chain) for chain in chains[1:]])
+        plan = TailedText.of(text, chains[0], [Tail(0, chain) for chain in chains[1:]])
         first, *others = plan.reads
         reads = [first, *(np.concatenate([first[:1], read]) for read in others)]
         if last_only:
@@ -112,15 +140,6 @@ class Causal(Family):
         return Plan(plan.rows, reads, plan.stored, causal=plan.causal)
 
     def branches(self, seq: Canvas, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
-        return self._with_tails(seq.text, chain, tails) if tails else self.after(seq.text, [chain])
-
-    @staticmethod
-    def _with_tails(text: np.ndarray, chain: Sequence[int], tails: Sequence[Tail]) -> Plan:
-        """A chain after the text and tails that leave it: each sees the text, the chain up to
-        there, and itself."""
-        stored = len(text) + len(chain)
-        own = [(len(text) + tail.depart, tail.tokens) for tail in tails]
-        rows = np.concatenate([causal_rows(text, chain), tail_rows(own, stored)], 1)
-        ends = accumulate((len(tail.tokens) for tail in tails), initial=stored)
-        reads = [np.arange(len(text) - 1, stored), *(np.arange(*each) for each in pairwise(ends))]
-        return Plan(rows, reads, stored, causal=stored, first_read=len(text) - 1)
+        if not tails:
+            return self.after(seq.text, [chain])
+        return TailedText.of(seq.text, chain, tails)

@@ -3,6 +3,7 @@ window of them makes n-grams, which are judged once their first token is reached
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,27 +56,32 @@ async def lookahead(seq: Canvas, target: TreeScorer, options: LookaheadOptions) 
         runs = pool.after(int(seq.text[-1]))
         judged = tails_of([], runs, options.guesses, min(longest, left))
         width = max(min(options.window, left - (longest - 1)), 0)  # near the end nothing is ahead
-        columns = [Tail(w + 1, [row[w] for row in rows[1:]]) for w in range(width)]
+        columns = [Tail(w, column) for w, column in enumerate(zip(*rows[1:]), 1)][:width]
         tree = GuessTree([], judged)
         descent = await target.descended(
             seq,
             rows[0][:width],
             [*judged, *columns],
-            (tree.tokens, tree.parents),
-            pick=partial(laws_of, width + 1, len(tree.tokens), longest - 1),
+            tree,
+            pick=partial(laws_of, tree, columns),
+            meanwhile=pool.index,
         )
         commit(seq, tree, descent, first_block=0)
         fresh = descent.likeliest[len(tree.tokens) + 1 :][:width]
-        for w, token in enumerate(fresh):
-            pool.add([*(row[w] for row in rows), token])
+        for ngram in zip(*rows, fresh):
+            pool.add(ngram)
         if fresh:
             rows = [*rows[1:], [*fresh, *rows[-1][len(fresh) :]]]
 
 
-def laws_of(main: int, judged: int, column: int, p_LV: Tensor) -> Tensor:
+def laws_of(tree: GuessTree, columns: Sequence[Tail], p_LV: Tensor) -> Tensor:
     """Of the laws of the oldest row, of n-grams and of columns: those of the tree, which are the
     text's and the n-grams'; and of each column the last, as only what is likeliest after it is
     wanted."""
-    end = main + judged
-    last = range(end + column - 1, len(p_LV), column)
-    return cat([p_LV[:1], p_LV[main:end], *(p_LV[at : at + 1] for at in last)])
+    main = 1 + len(columns)
+    end = main + len(tree.tokens)
+    of_tree = [p_LV[:1], p_LV[main:end]]
+    if not columns:
+        return cat(of_tree)
+    length = len(columns[0].tokens)
+    return cat([*of_tree, p_LV[end + length - 1 :: length]])

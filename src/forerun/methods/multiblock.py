@@ -4,8 +4,11 @@ ahead and wastes nothing."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, groupby
 
 from forerun.drafters.recycled import RunPool, path_to, tails_of, tree_of
 from forerun.errors import BadOption
@@ -74,21 +77,29 @@ class GuessTree:
     def __init__(self, chain: Sequence[int], tails: Sequence[Tail]):
         self.chain = list(chain)
         self.tails = list(tails)
-        self.tokens, self.parents = tree_of(chain, tails)
+
+    @cached_property  # first looked at while the model works
+    def _tree(self) -> tuple[list[int], list[int], list[int]]:
+        lengths = [len(tail.tokens) for tail in self.tails]
+        ends = [*accumulate(lengths, initial=len(self.chain))]
+        return (*tree_of(self.chain, self.tails), ends)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._tree[0]
+
+    @property
+    def parents(self) -> list[int]:
+        return self._tree[1]
 
     def branch_of(self, node: int) -> int:
         """Which branch of the answer speaks of what follows a node: 0 is the chain, i the tail
         i - 1."""
-        branch = 0
-        end = len(self.chain)
-        while node > end:
-            end += len(self.tails[branch].tokens)
-            branch += 1
-        return branch
+        return bisect_left(self._tree[2], node)
 
     def end_of(self, branch: int) -> int:
         """The last node of a branch."""
-        return len(self.chain) + sum(len(tail.tokens) for tail in self.tails[:branch])
+        return self._tree[2][branch]
 
 
 @method("multiblock", guarantee="exact", reference="ar")
@@ -116,7 +127,7 @@ async def multiblock(seq: Canvas, target: TreeScorer, options: MultiblockOptions
         tails = tails_of(chain, runs, options.candidates, longest)
         tree = GuessTree(chain, target.fitting(seq, chain, tails))
         # lines 4, 5 and 7
-        descent = await target.descended(seq, chain, tree.tails, (tree.tokens, tree.parents))
+        descent = await target.descended(seq, chain, tree.tails, tree, meanwhile=pool.index)
         taken = commit(seq, tree, descent, len(window[0].tokens))
         decided = seq.filled
         after = said_after(tree, descent, taken)
@@ -154,21 +165,19 @@ def commit(seq: Canvas, tree: GuessTree, descent: Descent, first_block: int) -> 
     """
     path = path_to(descent.node, tree.parents)
     rejected = rejected_after(tree, path, first_block)
-    branches = [tree.branch_of(node) for node in [0, *path]]
-    sources = [source_of(node, tree, first_block) for node in path]
     guessed = [*(tree.tokens[node - 1] for node in path), *rejected]
     seq.note_draft(seq.next(len(guessed)), guessed)
     if not path and rejected:
         seq.fill([], [], "accepted", drafted=rejected)
-    for source in dict.fromkeys(sources):
-        steps = [i for i, s in enumerate(sources) if s == source]
-        tokens = [tree.tokens[path[i] - 1] for i in steps]
-        drafted = [*tokens, *rejected] if source == sources[-1] else tokens
-        where = [branches[i] for i in steps]
+    for source, steps in groupby(path, lambda node: source_of(node, tree, first_block)):
+        nodes = [*steps]
+        tokens = [tree.tokens[node - 1] for node in nodes]
+        drafted = [*tokens, *rejected] if nodes[-1] == descent.node else tokens
+        where = [tree.branch_of(tree.parents[node - 1]) for node in nodes]
         seq.fill(seq.next(len(tokens)), tokens, source, drafted=drafted, branches=where)
     if not seq.done:
         reason = "resampled" if rejected else "bonus"
-        seq.fill(seq.next(1), [descent.token], reason, branches=branches[-1:])
+        seq.append(descent.token, reason, branches=[tree.branch_of(descent.node)])
     return len(path)
 
 

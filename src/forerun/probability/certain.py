@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.probability.acceptance import (
+    descend_tree,
     jacobi_step,
     keep_foreseen,
     matching,
@@ -24,8 +25,9 @@ from forerun.probability.acceptance import (
     sample_token,
     step_on,
 )
+from forerun.probability.distributions import path_products
 from forerun.probability.logits import likeliest
-from forerun.probability.outcomes import JacobiStep, Outcome, Token, Tokens, Verdict
+from forerun.probability.outcomes import Descent, JacobiStep, Outcome, Token, Tokens, Verdict
 
 Choices = Sequence[int]
 
@@ -72,11 +74,22 @@ def certain_jacobi_step(x: Sequence[int], p: Choices) -> JacobiStep | None:
     return JacobiStep(verdict.accepted, verdict.token, said, repeated)
 
 
+def certain_descent(x: Sequence[int], parent: Sequence[int], p: Choices) -> Descent | None:
+    """The way into the tree is as long as its tokens are the likeliest ones."""
+    node = 0
+    for child, (token, up) in enumerate(zip(x, parent), 1):
+        if up == node and token == p[node]:
+            node = child
+    said = [max(choice, 0) for choice in p]
+    return Descent(node, p[node], said) if p[node] >= 0 else None
+
+
 CERTAIN: dict[Callable[..., Outcome], Callable[..., Outcome | None]] = {
     sample_token: certain_token,
     matching: certain_matching,
     rejection: certain_rejection,
     jacobi_step: certain_jacobi_step,
+    descend_tree: certain_descent,
 }
 
 
@@ -99,10 +112,23 @@ def certain_jacobi_steps(x_BK: Tensor, p_BL: Tensor) -> JacobiStep:
     return step_on(x_BK, keep_foreseen(x_BK, p_BL), p_BL.clamp(min=0))
 
 
+def certain_descents(x_BN: Tensor, parent_BN: Tensor, p_BL: Tensor) -> Descent:
+    """A node is reached if all tokens on the way are the likeliest ones. One way is left, and along
+    it the numbers of nodes grow."""
+    up_BN = parent_BN.clamp(min=0)
+    step_BN = (x_BN >= 0) & (x_BN == p_BL.gather(1, up_BN))
+    reached_BL = path_products(step_BN.to(torch.float32), up_BN)
+    node_L = torch.arange(reached_BL.shape[1], device=p_BL.device)
+    node_B = torch.where(reached_BL > 0, node_L, 0).amax(1)
+    token_B = p_BL.gather(1, node_B[:, None]).squeeze(1)
+    return Descent.of_batch(node=node_B, token=token_B, likeliest=p_BL.clamp(min=0))
+
+
 CERTAIN_TOGETHER: dict[Callable[..., Outcome], Callable[..., Outcome]] = {
     sample_token: certain_tokens,
     sample_each: certain_of_each,
     matching: keep_foreseen,
     rejection: certain_rejections,
     jacobi_step: certain_jacobi_steps,
+    descend_tree: certain_descents,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -105,13 +105,16 @@ class Column:
     """Where one field of an outcome stands in a packed row."""
 
     name: str
-    kind: Callable[[Any], Any]  # bool, int or float
+    kind: type[bool] | type[int] | type[float]
     width: int | None  # of a list; None for a single number
 
     def read(self, row: Sequence[float], start: int) -> object:
         if self.width is None:
             return self.kind(row[start])
-        return [self.kind(number) for number in row[start : start + self.width]]
+        numbers = row[start : start + self.width]
+        if numbers and isinstance(numbers[0], self.kind):  # a row's numbers are all of one kind
+            return numbers
+        return [self.kind(number) for number in numbers]
 
 
 class PackedOutcome:
@@ -145,7 +148,7 @@ class PackedOutcome:
 
 
 def _column(name: str, tensor: Tensor) -> Column:
-    kind: Callable[[Any], Any] = int
+    kind: type[bool] | type[int] | type[float] = int
     if tensor.dtype == torch.bool:
         kind = bool
     elif tensor.is_floating_point():

@@ -24,15 +24,21 @@ from forerun.probability.transfer import to_device
 
 
 class LawRows(NamedTuple):
-    """Neighbouring rows of logits, and what turns them into laws: sampling parameters, or nothing
-    but the softmax where only the model's own laws are wanted; and of the same rows, bitmasks of
-    what constraints allow."""
+    """Neighbouring rows of logits, or every `step`-th row, and what turns them into laws: sampling
+    parameters, or nothing but the softmax where only the model's own laws are wanted; and of the
+    same rows, bitmasks of what constraints allow."""
 
     logits_RV: Tensor
     first: int
     rows: int
     sampling: Sampling | None
     masks_RW: np.ndarray | None = None
+    step: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """Which rows of the logits they are."""
+        return range(self.first, self.first + self.rows * self.step, self.step)
 
     def has_rows_of(self, other: LawRows) -> bool:
         """Are these the same rows?"""
@@ -40,12 +46,15 @@ class LawRows(NamedTuple):
             self.logits_RV is other.logits_RV
             and self.first == other.first
             and self.rows == other.rows
+            and self.step == other.step
             and self.masks_RW is other.masks_RW
         )
 
-    def cut(self, start: int, stop: int) -> LawRows:
-        first = self.first + start
-        return LawRows(self.logits_RV, first, stop - start, self.sampling, self.masks_RW)
+    def cut(self, start: int, stop: int, step: int = 1) -> LawRows:
+        first = self.first + start * self.step
+        rows = len(range(start, stop, step))
+        step *= self.step
+        return LawRows(self.logits_RV, first, rows, self.sampling, self.masks_RW, step)
 
 
 class PendingLaws:
@@ -116,7 +125,13 @@ class PendingLaws:
             return PendingLaws(self._cut(row, row + 1), single=True)
         if isinstance(index, slice):
             start, stop, step = index.indices(self.count)
-            return self.tensor[index] if step != 1 else PendingLaws(self._cut(start, stop))
+            if step == 1:
+                return PendingLaws(self._cut(start, stop))
+            if step < 1:
+                return self.tensor[index]  # which refuses it
+            if len(self.parts) == 1:
+                return PendingLaws([self.parts[0].cut(start, stop, step)])
+            index = [*range(start, stop, step)]
         if not isinstance(index, list):
             return self.tensor[index]
         rows = [range(self.count)[i] for i in index]
@@ -204,8 +219,9 @@ def gather_rows(parts: Sequence[LawRows]) -> Tensor:
         return parts[0].logits_RV[first:last]
     sizes = [len(source) for source in sources.values()]
     offsets = dict(zip(sources, [0, *accumulate(sizes)]))
-    starts = [offsets[id(part.logits_RV)] + part.first for part in parts]
-    index = np.concatenate([np.arange(at, at + p.rows) for at, p in zip(starts, parts)])
+    starts = [offsets[id(part.logits_RV)] for part in parts]
+    numbers = [np.array(part.numbers, np.int64) for part in parts]
+    index = np.concatenate([start + own for start, own in zip(starts, numbers)])
     tensors = list(sources.values())
     source_SV = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     index_R = to_device(index, torch.long, source_SV.device)
@@ -232,11 +248,11 @@ def write_masks(place_NW: np.ndarray, parts: Sequence[LawRows]) -> None:
     for part in parts:
         end = at + part.rows
         masks_RW = part.masks_RW
-        here = ANY if masks_RW is None else masks_RW[part.first : part.first + part.rows]
-        place_NW[at:end] = here
+        place_NW[at:end] = ANY if masks_RW is None else masks_RW[np.array(part.numbers, np.int64)]
         at = end
 
 
 def _are_neighbours(parts: Sequence[LawRows]) -> bool:
-    """Does each part begin where the last one ends?"""
-    return all(one.first + one.rows == two.first for one, two in pairwise(parts))
+    """Does each part begin where the last one ends, without gaps?"""
+    together = all(one.first + one.rows == two.first for one, two in pairwise(parts))
+    return together and all(part.step == 1 for part in parts)

@@ -251,20 +251,20 @@ class Canvas:
             self.trace.record(reason, positions[:written], tokens[:written], drafted, rejected)
             self._record_commit(branches)
 
-    def append(self, token: int, reason: str) -> None:
+    def append(self, token: int, reason: str, branches: Sequence[int] = ()) -> None:
         """`fill` the next blank. That is what plain decoding does, so it had better be quick."""
         position = self.known
         in_order = self._decided == self._filled and position < self.final_end
         is_token = 0 <= token < self.history.vocab
         if not (in_order and is_token) or self.logprobs.wanted or self.done:
-            self.fill(self.next(1), [token], reason)
+            self.fill(self.next(1), [token], reason, branches=branches)
             return
         self._token_at[position] = token
         self.history.add(token, position)
         self._decided += 1
         self._extend()
         self.trace.record(reason, [position], [token])
-        self._record_commit()
+        self._record_commit(branches)
 
     def note_draft(
         self, positions: Sequence[int], tokens: Sequence[int], q_KV: Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -221,7 +221,7 @@ class BranchQuestion(Question):
         host: ModelHost,
         plan: Plan,
         seq: Canvas,
-        branches: Sequence[Branch],
+        branches: Iterable[Branch],
         drafting: bool,
         with_model_law: bool,
     ):

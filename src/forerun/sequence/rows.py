@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class PlainText(Plan):
     """Left-to-right text that is read from one row to its end. All else follows from its tokens,
     and is made for who asks: nearly all look at the last rows only."""
 
+    tail_contexts = tail_lengths = tail_slots = ()  # as of a text without tails
+
     @classmethod
     def of(cls, tokens: np.ndarray, first_read: int) -> PlainText:
         """A plan of these tokens, which stay as they are."""
@@ -96,6 +98,53 @@ class PlainText(Plan):
     @property
     def is_plain_text(self) -> bool:
         return self.read_count == 1
+
+
+class TailedText(Plan):
+    """Left-to-right text, a chain after it, and tails that leave the chain: each sees the text, the
+    chain up to there, and itself. All is read from the text's last token on. What every row sees
+    is made for who asks: whoever runs many plans makes only the rows that run."""
+
+    tail_contexts: list[int]  # tokens that the first one of each tail follows
+    tail_lengths: list[int]
+    tail_slots: list[int]  # where each tail begins, and where the last one ends
+
+    @classmethod
+    def of(
+        cls, text: np.ndarray, chain: Sequence[int], tails: Sequence[tuple[int, Sequence[int]]]
+    ) -> TailedText:
+        """Of each tail, how many tokens of the chain it follows, and its own."""
+        self = cls.__new__(cls)
+        known = len(text)
+        self.first_read = known - 1
+        self.stored = self.causal = known + len(chain)
+        self.tail_contexts = [known + depart for depart, _ in tails]
+        self.tail_lengths = [len(tokens) for _, tokens in tails]
+        self.tail_slots = [*accumulate(self.tail_lengths, initial=self.stored)]
+        self.length = self.tail_slots[-1]
+        behind = list(chain)
+        for _, tokens in tails:
+            behind += tokens
+        self.tokens = text_and_chain(text, behind)
+        return self
+
+    @cached_property
+    def rows(self) -> np.ndarray:  # type: ignore[override]
+        spans = zip(self.tail_contexts, pairwise(self.tail_slots))
+        tails = [(context, self.tokens[start:end].tolist()) for context, (start, end) in spans]
+        text = self.tokens[: self.stored]
+        return np.concatenate([causal_rows(text), tail_rows(tails, self.stored)], 1)
+
+    @cached_property
+    def reads(self) -> Sequence[np.ndarray]:  # type: ignore[override]
+        main = np.arange(self.first_read, self.stored)
+        return [main, *(np.arange(*each) for each in pairwise(self.tail_slots))]
+
+    @property
+    def read_count(self) -> int:
+        return self.length - self.first_read
+
+    is_plain_text = False
 
 
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
