@@ -14,12 +14,13 @@ from forerun.drafters.base import (
     spelled_out,
     without_waste,
 )
-from forerun.drafters.copying import FIRST_ODDS, Copying
+from forerun.drafters.copying import FIRST_ODDS, LONGEST_RUN, Copying
 from forerun.drafters.odds import ModelOdds, Odds
 from forerun.families.base import ChainScorer
 from forerun.methods.jacobi import guess, judge_guess
 from forerun.methods.speculative import judge
 from forerun.sequence.canvas import Canvas
+from forerun.sequence.canvas import Copies as Copied
 
 # Odds of a draft by depth, before anything was seen.
 FIRST_DRAFTED = (0.7,) * 8
@@ -83,6 +84,15 @@ class Copies(Source):
 
     async def propose(self, k: int) -> Draft:
         return self._copying.draft(self.seq, k)
+
+    async def judge(self, draft: Draft) -> int:
+        """On a CPU, where a step takes the host as long as a forward of a small model, a copy that
+        is right is followed for a few rounds before anything is chosen again."""
+        follows = not self.target.rows_are_cheap
+        if follows:
+            k = len(draft)
+            self.seq.copies = Copied(self.seq.known, LONGEST_RUN, k, most=k, reach=k)
+        return await judge(self.seq, self.target, draft, goes_on=follows)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """It follows the text: a verdict tells it nothing new."""

@@ -52,13 +52,12 @@ async def speculative(
         k = min(length(), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
         await judge(seq, target, without_waste(seq, draft), goes_on=True)
-        for further in seq.rounds_ahead():
-            keep(seq, further.drafted, further.accepted, further.token)
 
 
 async def judge(seq: Canvas, target: ChainScorer, draft: Draft, goes_on: bool = False) -> int:
     """Score a draft in one forward, keep its longest accepted prefix and one token more. How many
-    were accepted. `goes_on`: the next draft will be made and judged in the same way.
+    were accepted. `goes_on`: the next one will be drafted and judged in the same way, so the engine
+    may do so by itself.
 
     A draft that is certain of itself is judged by what plain decoding draws: same seed, same text.
     """
@@ -71,6 +70,8 @@ async def judge(seq: Canvas, target: ChainScorer, draft: Draft, goes_on: bool = 
     if certain:
         seq.draws += verdict.accepted  # as often as plain decoding would have drawn
     keep(seq, draft.tokens, verdict.accepted, verdict.token)
+    for further in seq.rounds_ahead():
+        keep(seq, further.drafted, further.accepted, further.token)
     return verdict.accepted
 
 
