@@ -173,16 +173,16 @@ def side_by_side(network: Any, model: forerun.Model, compiled: bool) -> dict[str
     return found
 
 
-def shares(model: forerun.Model) -> list[dict[str, Any]]:
+def shares(model: forerun.Model, methods: Sequence[str] = tuple(SHARES)) -> list[dict[str, Any]]:
     """Where the time of greedy decoding goes, alone and in batches."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(10, 50_000, CONTEXT).tolist() for _ in range(32)]
     rows = []
     for batch in (1, 8, 32):
-        for name, options in SHARES.items():
+        for name in methods:
             [split] = time_splits(
                 model,
-                [(name, options)],
+                [(name, SHARES[name])],
                 prompts[:batch],
                 batch=batch,
                 turns=3,
@@ -245,10 +245,10 @@ def measure(compiled: bool, keep: Callable[[dict[str, Any]], None]) -> dict[str,
 
 
 @torch.inference_mode()
-def measure_shares(keep: Callable[[dict[str, Any]], None]) -> None:
-    """Only where the time goes."""
+def measure_shares(methods: Sequence[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    """Only where the time of these methods goes."""
     _, model = seven_billion()
-    keep({"shares": shares(model)})
+    keep({"shares": shares(model, methods)})
 
 
 def rows_and_tokens(name: str, method: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -406,7 +406,9 @@ def publish(report: dict[str, Any]) -> None:
     held = json.loads((DOCS / "gpu.json").read_text())
     if report.keys() > {"shares"}:
         report["methods"] = [rows_and_tokens(*one) for one in METHODS]
-    report = {**held, **report}
+    measured = {(row["method"], row["batch"]): row for row in report.get("shares", ())}
+    rows = [measured.get((row["method"], row["batch"]), row) for row in held["shares"]]
+    report = {**held, **report, "shares": rows}
     (DOCS / "gpu.json").write_text(json.dumps(report, indent=1))
     write_tables("gpu.md", tables(report))
 
@@ -433,7 +435,13 @@ def main() -> None:
     parser.add_argument(
         "--no-ahead", action="store_true", help="begin no forward before its tokens are known"
     )
-    parser.add_argument("--shares", action="store_true", help="only where the time goes")
+    parser.add_argument(
+        "--shares",
+        nargs="*",
+        choices=SHARES,
+        metavar="METHOD",
+        help="only where the time goes, of all methods or of these",
+    )
     arguments = parser.parse_args()
     if arguments.publish:
         return publish(json.loads(arguments.publish.read_text()))
@@ -449,8 +457,8 @@ def main() -> None:
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(report, indent=1))
 
-    if arguments.shares:
-        return measure_shares(keep)
+    if arguments.shares is not None:
+        return measure_shares(arguments.shares or tuple(SHARES), keep)
     print(tables(measure(not arguments.without_compiled, keep)))
 
 

@@ -194,7 +194,7 @@ def test_who_asks_the_target_before_it_draws_is_right(begun, agreeing, monkeypat
     assert "JudgeDrawn" in {name for name, _ in begun}
 
 
-def test_nothing_begun_outlives_its_slots(begun, agreeing, tmp_path):
+def test_nothing_begun_outlives_its_slots(step_by_step, begun, agreeing, tmp_path):
     """Hidden states of another layer are asked for between a look and the draw from it."""
     make_drafter(tmp_path, markov_rank=3, target_layers=(0,))
     _, [alone] = decode(tmp_path, 1, LONG[:1], temperature=0)
@@ -203,6 +203,7 @@ def test_nothing_begun_outlives_its_slots(begun, agreeing, tmp_path):
     how = dict(method="specdiff", draft=str(tmp_path), k=3, max_tokens=40, ignore_eos=True)
     job = m.submit(LONG[0], temperature=0, **how)
     while m.engine._drawn is None or m.engine._drawn.judging is None:
+        assert m.engine.running or m.engine.queue, "the text ended before anything was begun"
         m.engine.step()
     m.host.ask_features((1,))
     m.engine.step()

@@ -88,6 +88,12 @@ def launches(monkeypatch):
     return made
 
 
+def step_until_launched(m, launches):
+    while not launches:
+        assert m.engine.busy, "all texts ended without a launch"
+        m.engine.step()
+
+
 def everything(host):
     """What all slots of all layers hold, [layer, slot, N]."""
     layers = range(host.backbone.layers)
@@ -309,8 +315,7 @@ def test_a_request_that_is_cancelled_between_launches_leaves_the_others(launches
     how = dict(method="lookup", ignore_eos=True, max_tokens=60)
     alone = model().generate(LONG, **how).token_ids
     kept, gone = m.submit(LONG, **how), m.submit([5, 6, 5], **how)
-    while not launches:
-        m.engine.step()
+    step_until_launched(m, launches)
     gone.cancel()
     m.engine.run()
     assert kept.results()[0].token_ids == alone
@@ -338,8 +343,7 @@ def test_beside_somebody_who_does_something_else_nobody_goes_on(launches):
     m = model()
     m.submit(LONG, method="lookup", ignore_eos=True, max_tokens=60)
     m.submit([5, 6], method="ar", ignore_eos=True, max_tokens=20)
-    while not launches:
-        m.engine.step()
+    step_until_launched(m, launches)
     assert len(m.engine.running) < 2
     m.engine.run()
 

@@ -156,6 +156,8 @@ class BatchChooser:
         if bet.k:
             self._paid = self._looks
         if not self._pays(bet.seconds, plain / self._least_gain(sequences), strangers):
+            if bet.offer is not None:  # it would not be drafted, so nothing is missed
+                self._account.missed.pop(Program(bet.offer.known_as, bet.k), None)
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most)):
@@ -283,7 +285,8 @@ class BatchChooser:
         assert bet.offer is not None
         program = Program(bet.offer.known_as, bet.k)
         missed = self._account.missed
-        missed[program] = missed.get(program, 0.0) + saved
+        steps = 1 if self._busy > 0 else ASKS_ALL  # that this look stands for
+        missed[program] = missed.get(program, 0.0) + steps * saved
         return missed[program] >= self.costs.first_time
 
     def _depths(self, offers: Sequence[O]) -> Sequence[int]:
@@ -291,7 +294,8 @@ class BatchChooser:
         if not self.costs.first_time:
             return DEPTHS
         names = {each.known_as for each in offers}
-        return (0, *sorted(each.k for each in self._account.made if each.known_as in names))
+        made = sorted({each.k for each in self._account.made if each.known_as in names})
+        return (0, *made) if made else DEPTHS
 
     def _worth_asking(self, offers: Sequence[O]) -> Sequence[O]:
         self._choices += 1

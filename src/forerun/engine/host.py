@@ -132,7 +132,7 @@ class Host:
         company = self.company if self.costs.shared else Company()
         account = self.account
         if not learns:
-            account = Account(tried=account.tried, made=account.made)
+            account = Account(tried=account.tried, made=account.made, missed=account.missed)
         return BatchChooser(seq, self.costs, company, account)
 
     def know_costs(self, lane: int) -> None:
