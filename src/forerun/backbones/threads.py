@@ -151,7 +151,8 @@ class ThreadChoice:
 
     def by_rows(self, most: int) -> list[int]:
         """How many threads the next forwards use, by their rows."""
-        return [self.threads(rows) for rows in range(most + 1)]
+        now = torch.get_num_threads()  # all of them, as `run` has it
+        return [now if self.threads(rows) == self._most else 1 for rows in range(most + 1)]
 
     def note(self, forwards: Sequence[int], seconds: Sequence[float]) -> None:
         """Note what forwards took that were run elsewhere, by their rows; those of a kind together,

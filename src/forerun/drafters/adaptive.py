@@ -21,7 +21,10 @@ LEAST_CHANCE = 0.1  # a token is worth drafting if it is accepted at least this 
 PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
-REVISED = 4  # forwards in which drafts have the same length
+# Forwards in which drafts have the same length, at first and later: less is new then.
+REVISED = 4
+REVISED_LATER = 16
+ALWAYS = 1 << 30  # as many as come
 LONGER = 1.5  # how many times as long as with one guess a step may be
 
 
@@ -83,10 +86,15 @@ class PayingLength:
     def __call__(self) -> int:
         forwards = self._seq.trace.forwards
         if self._follows and forwards >= self._until:
-            self._until = forwards + REVISED
+            self._until = forwards + min(max(forwards, REVISED), REVISED_LATER)
             rate = acceptance_rate(self._seq)
             self._length = max(self._least(), max(self._lengths, key=partial(self._speed, rate)))
         return self._length
+
+    @property
+    def stays(self) -> int:
+        """How many drafts after the next one have this length, too."""
+        return self._until - self._seq.trace.forwards - 1 if self._follows else ALWAYS
 
     def _speed(self, rate: float, k: int) -> float:
         tokens = (1 - rate ** (k + 1)) / (1 - rate)

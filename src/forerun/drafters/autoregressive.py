@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from forerun.drafters.base import NO_DRAFT, Draft
 from forerun.families.base import ChainScorer
@@ -16,6 +17,7 @@ class ModelDrafter:
     """Draws token after token from the draft model's law, under the request's own sampling
     parameters."""
 
+    drafts_alike: ClassVar[bool] = True
     model: ChainScorer
     draft_temperature: float = field(
         default=1.0, metadata={"help": "temperature of drafts, times the request's own"}
@@ -33,4 +35,6 @@ class ModelDrafter:
         if not k:
             return NO_DRAFT
         written = await self.model.write_on(seq, k, self.draft_temperature)
+        if not written.tokens:
+            return NO_DRAFT
         return Draft(seq.next(len(written.tokens)), written.tokens, written.laws)

@@ -57,7 +57,11 @@ def without_waste(seq: Canvas, draft: Draft) -> Draft:
 
 
 class Drafter(Protocol):
-    """Something that proposes the next tokens of a sequence."""
+    """Something that proposes the next tokens of a sequence.
+
+    It may also have `drafts_alike`: is every draft made as the last one was, whatever the verdict?
+    Then the engine may draft and judge on by itself.
+    """
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         """At most k tokens for the next blanks; fewer, or none, where there is nothing to say."""
@@ -74,6 +78,10 @@ class ModelDraft(Protocol):
     def forwards(self, k: int) -> Sequence[int]:
         """Of its model, for a draft of k tokens: the rows of each."""
         ...
+
+
+def drafts_alike(drafter: Drafter) -> bool:
+    return getattr(drafter, "drafts_alike", False)
 
 
 def draft_seconds(drafter: Drafter) -> Callable[[int], float]:

@@ -49,6 +49,10 @@ class FeaturesDrafter:
         check_flag("adapt", self.adapt)
         check_positive("draft_temperature", self.draft_temperature)
 
+    @property
+    def drafts_alike(self) -> bool:
+        return not self.adapt
+
     def forwards(self, k: int) -> Sequence[int]:
         return [1] * k if self.model.family.autoregressive else [k]
 

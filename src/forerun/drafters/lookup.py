@@ -4,6 +4,7 @@ where text repeats (edits, code)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class LookupDrafter:
     """A point mass on the continuation of the latest earlier occurrence of the longest known run of
     last tokens."""
 
+    drafts_alike: ClassVar[bool] = True
     ngram: int = field(default=3, metadata={"help": "longest run of last tokens that is looked up"})
 
     adapt: bool = field(

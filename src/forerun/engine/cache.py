@@ -69,7 +69,8 @@ class Memo:
         if plain_text and self._has_tokens(plan.tokens[:most]):
             return most
         if plain_text and not plan.trusted:
-            return int((self._rows[TOKEN, :most] != plan.tokens[:most]).argmax())
+            other = self._rows[TOKEN, :most] != plan.tokens[:most]
+            return int(other.argmax()) if other.any() else most
         return reusable(self.held, plan)
 
     def holds_rows(self, count: int) -> bool:

@@ -718,7 +718,7 @@ class StepWatch:
             elif step.costs.at_once == 1 or self._episodes.runs:
                 # Else it tells nothing: plain text costs what it does where it is written at once.
                 self._episodes.plain(step.costs, step.rows, seconds, 1)
-            if self.tokens:
+            if self.tokens > 0:
                 step.costs.observe_pace(self.tokens, max(1, step.costs.crowd.sequences))
         else:
             self._episodes.break_off()

@@ -121,6 +121,7 @@ class Engine:
         self._looked: LookPrefetch | None = None  # that was begun last
         self._drawn: DrawnAhead | None = None  # from blocks that were handed over last
         self._rounds = RoundPrograms()
+        self._gone_on: Rounds | None = None  # in this step
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -301,6 +302,10 @@ class Engine:
                 one.wait_for(value)
             elif not isinstance(value, NotYet):
                 self._resume(one, value)
+        if self._gone_on is not None:  # once methods have taken over what came of it
+            rounds, self._gone_on = self._gone_on, None
+            if self.running:
+                self.watch.went_on(rounds.host.costs, rounds.tokens)
 
     def _end_late(self) -> None:
         """End those whose time is up, with what they have; refuse those who would be late."""
@@ -690,15 +695,19 @@ class Engine:
         if len(served) < len(self.running) or self._prefetched is not None or self.stop:
             return
         began = time.perf_counter()
-        rounds = Rounds.after(served, verdicts)
-        if rounds is None:
+        try:
+            rounds = Rounds.after(served, verdicts)
+            if rounds is None:
+                return
+            self.clock.mark("host", rounds.host.device)
+            rounds.make(self.stop, first_ends=bool(self.queue))
+        except (MemoryError, RuntimeError) as error:  # what was decided stays decided
+            log.warning("rounds behind a verdict failed: %r", error)
             return
-        self.clock.mark("host", rounds.host.device)
-        rounds.make(self.stop, first_ends=bool(self.queue))
         self.clock.mark("forward", rounds.host.device)
         self.clock.forward += time.perf_counter() - began
         self.clock.forwards += rounds.forwards
-        self.watch.went_on(rounds.host.costs, rounds.tokens)
+        self._gone_on = rounds
 
     def _run_parts(self, host: Host) -> Tensor:
         parts = self._parts
@@ -742,6 +751,7 @@ class Engine:
         drafts = self._arrived_texts(served, written)
         if self._prefetched is not None:
             self._prefetched.learn(drafts)
+        drafts = [up_to_missing(draft) for draft in drafts]
         asked = [continuation_of(one) for one in served]
         tokens = [draft.tokens for draft in drafts]
         for one, draft, own in zip(served, asked, tokens):
@@ -995,6 +1005,14 @@ def question_of(one: Running) -> Question:
 def continuation_of(one: Running) -> Continuation:
     assert isinstance(one.waits_for, Continuation)
     return one.waits_for
+
+
+def up_to_missing(draft: Written) -> Written:
+    """A draft up to where its model's law had no mass, if it had none somewhere."""
+    if -1 not in draft.tokens:
+        return draft
+    count = draft.tokens.index(-1)
+    return Written(draft.tokens[:count], draft.laws[:count])
 
 
 def next_to_write(parts: Sequence[Part]) -> list[Running]:

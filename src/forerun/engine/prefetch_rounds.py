@@ -111,7 +111,7 @@ class LookRounds:
         """As many as pay and as there is room for, behind what was begun for all."""
         drawn = look.drawn
         judging = None if drawn is None else drawn.judging
-        if drawn is None or judging is None or not all(map(goes_on, look.running)):
+        if drawn is None or judging is None or not all(map(is_certain, look.running)):
             return None
         self = cls(look, drawn, judging)
         self.count = min(rounds_that_pay(judging.host, look.running), self._rounds_with_room())
@@ -261,23 +261,23 @@ class LookRounds:
         one.seq.rounds = rounds_of(one, first, rounds)
 
 
-def goes_on(one: Running) -> bool:
-    """Will its method draft and judge again as it did, is all of that certain, and does nobody look
-    at what is in between?"""
-    asked = one.last_question
+def is_certain(one: Running) -> bool:
+    """Is nothing left to chance, and does nobody look at what is in between?"""
     seq = one.seq
     seen = seq.recorder is not None or seq.logprobs.wanted
-    certain = seq.history.sampling.temperature == 0
-    return asked is not None and asked.goes_on and certain and not seen
+    return seq.history.sampling.temperature == 0 and not seen
 
 
 def rounds_that_pay(target: Host, running: Sequence[Running]) -> int:
-    """In about as much time as a launch may take, while texts go on."""
+    """In about as much time as a launch may take, while texts go on and all methods draft and judge
+    as they did."""
     if not isinstance(target.writer, Continuations):
         return 0
     in_time = int(target.writer.forwards_in_a_launch / FORWARDS)
     longest = max(one.seq.remaining for one in running)
-    return min(in_time, MOST_ROUNDS, longest // 2)
+    asked = [one.last_question for one in running]
+    alike = min(0 if each is None else each.repeats for each in asked)
+    return min(in_time, MOST_ROUNDS, longest // 2, alike)
 
 
 def forward_further(host: Host, batch: Batch) -> Tensor:

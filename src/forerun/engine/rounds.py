@@ -46,6 +46,13 @@ class Drafting:
     held: int = 0  # tokens that this one has run
 
     @property
+    def repeats(self) -> int:
+        """How many drafts will be made and judged in the same way."""
+        asked = self.one.waits_for
+        assert isinstance(asked, Question)
+        return asked.repeats
+
+    @property
     def full(self) -> int:
         """Tokens that the text has when it is full."""
         return len(self.one.seq.tokens)
@@ -64,9 +71,9 @@ class Rounds:
     @classmethod
     def after(cls, served: Sequence[Running], answers: Sequence[object]) -> Rounds | None:
         """Of all whose text has not ended with these verdicts; None where somebody does something
-        else, or it would not pay."""
+        else or gets his first tokens, which do not wait, or where it would not pay."""
         host = _host_that_goes_on(served, answers)
-        if host is None:
+        if host is None or not all(one.seq.history.generated for one in served):
             return None
         drafting = []
         for one, verdict in zip(served, answers):
@@ -90,7 +97,7 @@ class Rounds:
             self._claim(each)
         asked = RoundsAsked(
             [self._asked(each) for each in self._drafting],
-            rounds=min(MOST_ROUNDS, int(writer_of(self.host).forwards_in_a_launch)),
+            rounds=self._count(),
             seconds=LAUNCH_SECONDS_ON_CPU,
             first_ends=first_ends,
             impossible=self.host.impossible_tokens,
@@ -99,10 +106,15 @@ class Rounds:
         )
         self._hand_over(self.host.go_on(asked, self._drafter))
 
+    def _count(self) -> int:
+        """How many rounds fit into a launch, while all draft as they did."""
+        alike = min(each.repeats for each in self._drafting)
+        return min(MOST_ROUNDS, int(writer_of(self.host).forwards_in_a_launch), alike)
+
     def _can_run(self) -> bool:
         """Is the model small enough, and the one that drafts of the same kind?"""
         host, drafter = self.host, self._drafter
-        if writer_of(host).forwards_in_a_launch < LEAST_ROUNDS:
+        if self._count() < LEAST_ROUNDS:
             return False
         if drafter is None:
             return True
@@ -202,7 +214,7 @@ def _host_that_goes_on(served: Sequence[Running], answers: Sequence[object]) -> 
         asked = one.waits_for
         if not isinstance(answer, Verdict) or not isinstance(asked, Question):
             return None
-        if not asked.goes_on or type(asked.plan) is not PlainText or not _is_certain(one.seq):
+        if not asked.repeats or type(asked.plan) is not PlainText or not _is_certain(one.seq):
             return None
     return host
 

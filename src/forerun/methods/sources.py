@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from forerun.drafters.adaptive import ALWAYS
 from forerun.drafters.base import (
     NO_DRAFT,
     Draft,
@@ -92,7 +93,7 @@ class Copies(Source):
         if follows:
             k = len(draft)
             self.seq.copies = Copied(self.seq.known, LONGEST_RUN, k, most=k, reach=k)
-        return await judge(self.seq, self.target, draft, goes_on=follows)
+        return await judge(self.seq, self.target, draft, repeats=ALWAYS if follows else 0)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """It follows the text: a verdict tells it nothing new."""

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forerun.drafters.adaptive import DraftLength, PayingLength
-from forerun.drafters.base import Draft, Drafter, draft_seconds, spelled_out, without_waste
+from forerun.drafters.base import (
+    Draft,
+    Drafter,
+    draft_seconds,
+    drafts_alike,
+    spelled_out,
+    without_waste,
+)
 from forerun.families.base import ChainScorer
 from forerun.options import check_whole
 from forerun.probability.acceptance import matching, rejection
@@ -48,15 +55,16 @@ async def speculative(
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
     length = PayingLength(seq, target, options, draft_seconds(drafter))
+    alike = drafts_alike(drafter)
     while seq.goes_on():
         k = min(length(), seq.remaining - 1)
         draft = spelled_out(seq, k) or await drafter.propose(seq, k)  # x_i ~ q(. | x_<i)
-        await judge(seq, target, without_waste(seq, draft), goes_on=True)
+        await judge(seq, target, without_waste(seq, draft), repeats=length.stays if alike else 0)
 
 
-async def judge(seq: Canvas, target: ChainScorer, draft: Draft, goes_on: bool = False) -> int:
+async def judge(seq: Canvas, target: ChainScorer, draft: Draft, repeats: int = 0) -> int:
     """Score a draft in one forward, keep its longest accepted prefix and one token more. How many
-    were accepted. `goes_on`: the next one will be drafted and judged in the same way, so the engine
+    were accepted. `repeats`: so many more will be drafted and judged in the same way, so the engine
     may do so by itself.
 
     A draft that is certain of itself is judged by what plain decoding draws: same seed, same text.
@@ -65,7 +73,7 @@ async def judge(seq: Canvas, target: ChainScorer, draft: Draft, goes_on: bool = 
     certain = draft.q is None
     rule = matching if certain else rejection
     asked = target.judged(seq, draft.tokens, rule, *(() if certain else (draft.q,)))
-    asked.goes_on = goes_on
+    asked.repeats = repeats
     verdict: Verdict = await asked  # by p(. | x_<i)
     if certain:
         seq.draws += verdict.accepted  # as often as plain decoding would have drawn

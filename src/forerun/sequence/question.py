@@ -122,9 +122,9 @@ class Question:
     # What is drawn from its laws, those of all branches in one. With it, the outcome of the draw is
     # the answer.
     then: Callable[[Any], Draw[Any]] | None = None
-    # Will whoever asks draft and judge again in the same way? Then the engine may do so by itself,
-    # a few times over, and leave what came of it on the canvas (`Canvas.rounds_ahead`).
-    goes_on: bool = False
+    # So many times whoever asks will draft and judge again in the same way. The engine may do so by
+    # itself, and leave what came of it on the canvas (`Canvas.rounds_ahead`).
+    repeats: int = 0
 
     def __await__(self) -> Generator[Question, Any, Any]:
         return (yield self)
@@ -144,7 +144,6 @@ class NextToken(Question):
 
     with_model_law = False
     features = ()
-    goes_on = False
 
     def __init__(
         self,
@@ -214,7 +213,6 @@ class BranchQuestion(Question):
 
     features = ()
     then = None
-    goes_on = False
 
     def __init__(
         self,
