@@ -24,6 +24,7 @@ from forerun.engine import graphs
 from forerun.engine.engine import no_messages
 from forerun.engine.loop import InCaller
 from forerun.engine.prefetch_copies import CopyPrefetch
+from forerun.engine.prefetch_rounds import LookRounds, RoundProgram, RoundPrograms
 from forerun.options import Sampling
 from forerun.sequence.canvas import BLANK
 
@@ -35,6 +36,9 @@ def without_device(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     monkeypatch.setattr(graphs, "check_logits", graphs.check_logits)
     monkeypatch.setattr(CopyPrefetch, "_copies", CopyPrefetch._copies)
+    monkeypatch.setattr(LookRounds, "judged", LookRounds.judged)
+    monkeypatch.setattr(RoundPrograms, "are_right", RoundPrograms.are_right)
+    monkeypatch.setattr(RoundProgram, "run", RoundProgram.run)
     return pytest.importorskip("no_device")
 
 

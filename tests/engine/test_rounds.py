@@ -45,10 +45,10 @@ def compiled(folder, monkeypatch):
     native.compiled_in.cache_clear()
 
 
-def model(lanes=4, page=8, slots=None, noise=0.0, in_rounds=True):
+def model(arch="llama", lanes=4, page=8, slots=None, noise=0.0, in_rounds=True):
     """A tiny model with small pages, stepped by hand. It knows few words and looks back so little
     that its texts repeat themselves. With noise it is a draft model that is often right."""
-    network = tiny.build("llama")
+    network = tiny.build(arch)
     with torch.no_grad():
         network.lm_head.weight[WORDS:] *= 0.1
         for layer in network.model.layers:
@@ -186,19 +186,37 @@ def test_drafts_of_a_model_in_rounds_are_those_written_one_by_one(seed, noise, l
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("arch", ["block", "block-shifted"])
+@pytest.mark.parametrize("seed", range(15))
+def test_blanks_filled_in_rounds_are_those_filled_one_by_one(seed, arch, launches):
+    prompts, how = scenario(seed)
+    how = {**only_text(how), "k": how["k"], "method": "specdiff"}
+    found = []
+    for in_rounds in (True, False):
+        m = model(in_rounds=in_rounds)
+        found.append(said(write_all(m, prompts, how, draft=model(arch))))
+    assert found[0] == found[1]
+
+
 def only_text(how):
     return {name: how[name] for name in ("max_tokens", "stop_token_ids", "ignore_eos")}
 
 
 def test_these_scenarios_have_launches_of_many_rounds_and_all_their_ends(launches):
     """Else they would test little."""
+    kinds = []
     for seed in range(12):
         prompts, how = scenario(seed)
-        write_all(model(), prompts, how, method="lookup")
-        how = {**only_text(how), "k": how["k"]}
-        write_all(model(), prompts, how, method="speculative", draft=model(noise=0.015))
-    for drafting in (False, True):
-        those = [made for made in launches if (made.drafting is not None) == drafting]
+        of_models = {**only_text(how), "k": how["k"]}
+        for kind, more in {
+            "lookup": how,
+            "speculative": of_models | dict(draft=model(noise=0.015)),
+            "specdiff": of_models | dict(draft=model("block-shifted")),
+        }.items():
+            write_all(model(), prompts, more, method=kind)
+            kinds += [kind] * (len(launches) - len(kinds))
+    for kind in ("lookup", "speculative", "specdiff"):
+        those = [made for own, made in zip(kinds, launches) if own == kind]
         lengths = {max(map(len, made.rounds)) for made in those}
         assert len(those) > 20 and min(lengths) < 3 and max(lengths) == 6
         every = [one for made in those for text in made.rounds for one in text]

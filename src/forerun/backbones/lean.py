@@ -239,7 +239,7 @@ class LeanBackbone(SlottedBackbone):
         threads = self._threads
         assert native is not None and threads is not None
         seen = max(text.room for text in asked.texts)
-        rows = sum(1 + text.most for text in asked.texts)
+        rows = sum(text.rows for text in asked.texts)
         return native.runner(slots, seen, threads.by_rows(rows), impossible)
 
     def _note(self, forwards: Forwards) -> None:

@@ -67,6 +67,10 @@ class DiffusionDrafter:
         check_flag("adapt", self.adapt)
         check_positive("draft_temperature", self.draft_temperature)
 
+    @property
+    def drafts_alike(self) -> bool:
+        return self.steps == 1 and not self.first and not self.adapt
+
     def forwards(self, k: int) -> Sequence[int]:
         share = -(-k // self.steps)
         return [share] * -(-k // share)
@@ -93,6 +97,7 @@ class DiffusionDrafter:
             drawn = await seq.draw(sample_each, now, q)
             tokens += drawn.tokens[: len(now)]
             laws.append(q)
+        tokens = seq.up_to_end(tokens)
         return Draft(positions[: len(tokens)], tokens, torch.cat(laws)[: len(tokens)])
 
     async def _marginals(

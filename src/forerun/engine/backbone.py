@@ -120,6 +120,14 @@ class DraftingText(NamedTuple):
     # Tokens of the next copy; afterwards twice what is accepted and one more. None: any number.
     reach: int | None
     held: int  # leading tokens that the model which drafts has run
+    mask: int | None = None  # if that one fills blanks: what stands for them
+    shifted: bool = False  # does a row of it speak of the token after its own?
+
+    @property
+    def rows(self) -> int:
+        """The most rows that a forward has for it: a verdict's, or those of a draft that fills
+        blanks, behind what it has not run yet."""
+        return 1 + self.most * (1 if self.mask is None else 2)
 
 
 class RoundsAsked(NamedTuple):

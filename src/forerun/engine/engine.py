@@ -530,7 +530,7 @@ class Engine:
         self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
-        if rounds is not None and not rounds.hand_over(answers):
+        if rounds is not None and not self._take_rounds(rounds, answers):
             self._forget_ahead()
         self.clock.rules += time.perf_counter() - began
 
@@ -542,7 +542,7 @@ class Engine:
         if not isinstance(look, LookPrefetch) or somebody_comes:
             return None
         try:
-            rounds = LookRounds.guess(look)
+            rounds = LookRounds.guess(look, first_ends=bool(self.queue))
             if rounds is not None:
                 rounds.queue(self.rules, self._rounds, self._count_further)
         except Exception as error:
@@ -553,6 +553,16 @@ class Engine:
             return None
         self.watch.unusual()
         return rounds
+
+    def _take_rounds(self, rounds: LookRounds, answers: Sequence[object]) -> bool:
+        """Is what was begun behind them of use? What was drawn stays drawn, whatever becomes of
+        rounds behind it."""
+        try:
+            return rounds.hand_over(answers)
+        except Exception as error:
+            log.warning("rounds that were begun ahead failed: %r", error)
+            rounds.drop()
+            return False
 
     def _count_further(self, host: Host, batch: Batch) -> None:
         self.clock.forwards += 1
@@ -863,9 +873,7 @@ class Engine:
         answers: list[object] = []
         first = 0
         for one, question in zip(served, questions):
-            one.last_question = question
-            if question.drafting and host_of(one).looks_into is not None:
-                one.looked = question
+            one.note_question(question, looks=host_of(one).looks_into is not None)
             answer: list[Tensor | BlankLaws] = []
             begin = first
             logprobs = question.seq.logprobs.wanted and not question.drafting

@@ -69,7 +69,7 @@ class Judged(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        return min(self.accepted, self.token) >= 0
+        return min(self.accepted, self.token, *self.draft) >= 0
 
 
 class RawVerdict(NamedTuple):
@@ -107,14 +107,18 @@ class LookRounds:
         self._unchecked: RoundPrograms | None = None  # if one of them was run for the first time
 
     @classmethod
-    def guess(cls, look: LookPrefetch) -> LookRounds | None:
-        """As many as pay and as there is room for, behind what was begun for all."""
+    def guess(cls, look: LookPrefetch, first_ends: bool) -> LookRounds | None:
+        """As many as pay and as there is room for, behind what was begun for all. `first_ends`:
+        none after one text has ended, as somebody waits for its lane."""
         drawn = look.drawn
         judging = None if drawn is None else drawn.judging
         if drawn is None or judging is None or not all(map(is_certain, look.running)):
             return None
+        if len(set(look.rows_of.values())) > 1:  # what pads a draft would be judged as a part of it
+            return None
         self = cls(look, drawn, judging)
-        self.count = min(rounds_that_pay(judging.host, look.running), self._rounds_with_room())
+        pays = rounds_that_pay(judging.host, look.running, first_ends)
+        self.count = min(pays, self._rounds_with_room())
         return self if self.count > 0 and self._has_pages() else None
 
     def _rounds_with_room(self) -> int:
@@ -149,13 +153,14 @@ class LookRounds:
     def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> None:
         """Queue all rounds. Verdicts are on their way to the host before what follows them is
         queued: it does its part meanwhile."""
-        applied = rules.apply_ahead(self._draws(), self._late())
+        drafted_BK = self.drafted_BK.clone()  # programs of rules share memory
+        applied = rules.apply_ahead(self._draws(), [Late(0, drafted_BK, is_shift=False)])
         if applied is None:  # there is no program for it yet
             self.count = 0
             return
         self._verdict = applied
         verdict = RawVerdict.of(applied)
-        self._note(verdict)
+        self._copies.append(HostCopy(verdict.on(drafted_BK)))
         again = self.count - 1
         program = programs.of(self, verdict) if again else None
         if program is not None:
@@ -165,10 +170,12 @@ class LookRounds:
         else:
             for _ in range(again):
                 self._go_further(rules, verdict)
-                judged = rules.apply_again(applied, self.logits_RV, self._late())
+                drafted_BK = self.drafted_BK.clone()
+                late = [Late(0, drafted_BK, is_shift=False)]
+                judged = rules.apply_again(applied, self.logits_RV, late)
                 assert judged is not None, "what ran once runs again"
                 verdict = RawVerdict.of(judged)
-                self._note(verdict)
+                self._copies.append(HostCopy(verdict.on(drafted_BK)))
         self._go_further(rules, verdict)
         for forward in (self.look, self.judging) * self.count:
             assert forward.replayed is not None
@@ -196,12 +203,6 @@ class LookRounds:
         assert self.drawn.applied is not None
         return self.drawn.applied.column("tokens")[:, : self.judging.length]
 
-    def _late(self) -> list[Late]:
-        return [Late(0, self.drafted_BK, is_shift=False)]
-
-    def _note(self, verdict: RawVerdict) -> None:
-        self._copies.append(HostCopy(verdict.on(self.drafted_BK)))
-
     def _go_further(self, rules: Rules, verdict: RawVerdict) -> None:
         """Behind a verdict: the next block, what is drawn from it, and the forward about that."""
         look, drawn, judging = self.look, self.drawn, self.judging
@@ -224,13 +225,22 @@ class LookRounds:
         """All outcomes have arrived: give each sequence its rounds, behind the first verdict. Is
         what was begun behind them of use?"""
         judged = self.judged(answers)
-        if self._unchecked is not None and not self._unchecked.are_right(self, answers, judged):
-            self._forget()
-            return False
+        if self._unchecked is not None:
+            if not can_be_checked(answers, judged):
+                return False  # nothing of what an unchecked program said is taken
+            if not self._unchecked.are_right(self, answers, judged):
+                self._forget()
+                return False
         for number, (one, answer) in enumerate(zip(self.running, answers, strict=True)):
             if isinstance(answer, Verdict):
                 self._hand_over(number, one, answer, judged[number])
         return self._unchecked is None
+
+    def drop(self) -> None:
+        """Nothing of it is known."""
+        for one in self.running:
+            one.seq.rounds = []
+        self._forget()
 
     def _forget(self) -> None:
         """Take nothing for granted that slots hold: each method goes on from its first verdict."""
@@ -268,16 +278,17 @@ def is_certain(one: Running) -> bool:
     return seq.history.sampling.temperature == 0 and not seen
 
 
-def rounds_that_pay(target: Host, running: Sequence[Running]) -> int:
+def rounds_that_pay(target: Host, running: Sequence[Running], first_ends: bool) -> int:
     """In about as much time as a launch may take, while texts go on and all methods draft and judge
     as they did."""
     if not isinstance(target.writer, Continuations):
         return 0
     in_time = int(target.writer.forwards_in_a_launch / FORWARDS)
-    longest = max(one.seq.remaining for one in running)
+    left = [one.seq.remaining for one in running]
+    until_end = min(left) if first_ends else max(left)
     asked = [one.last_question for one in running]
     alike = min(0 if each is None else each.repeats for each in asked)
-    return min(in_time, MOST_ROUNDS, longest // 2, alike)
+    return min(in_time, MOST_ROUNDS, until_end // 2, alike)
 
 
 def forward_further(host: Host, batch: Batch) -> Tensor:
@@ -326,6 +337,7 @@ class RoundProgram:
         programs = rounds.rule_programs()
         assert programs is not None
         self.is_checked = False
+        self.runners = rounds.look.host.runner, rounds.judging.host.runner
         self.verdict = RawVerdict(*(column_B.clone() for column_B in verdict))
         self._judge, self._draw = programs
         self._run: Callable[[], Tensor] | None = None
@@ -338,6 +350,13 @@ class RoundProgram:
         """Take over behind a verdict."""
         for mine_B, column_B in zip(self.verdict, verdict):
             mine_B.copy_(column_B)
+
+    def is_alive(self, kind: RoundKind) -> bool:
+        """Are the forwards that it is made of still kept?"""
+        return all(
+            any(forward is kept for kept in runner.captured.values())
+            for forward, runner in zip(kind.forwards, self.runners)
+        )
 
     def run(self, rounds: LookRounds) -> Tensor:
         """The next draft and the verdict on it, as `RawVerdict.on`: they stay until the next."""
@@ -381,7 +400,7 @@ class RoundPrograms:
 
     def __init__(self) -> None:
         self._programs: OrderedDict[RoundKind, RoundProgram] = OrderedDict()
-        self._asked: Counter[RoundKind] = Counter()
+        self._asked: Counter[int] = Counter()  # by hash: a kind would keep its captures
         self._pool: PoolHandle | None = None
         self._works = True
 
@@ -397,13 +416,16 @@ class RoundPrograms:
             program.begin(verdict)
             return program
         if len(self._asked) > MOST_NOTED:
-            self._asked.clear()  # forwards and rules that nobody else may need any more
-        self._asked[kind] += 1
-        return self._make(kind, rounds, verdict) if self._asked[kind] > ASKED_BEFORE else None
+            self._asked.clear()
+        self._asked[hash(kind)] += 1
+        often = self._asked[hash(kind)] > ASKED_BEFORE
+        return self._make(kind, rounds, verdict) if often else None
 
     def _make(
         self, kind: RoundKind, rounds: LookRounds, verdict: RawVerdict
     ) -> RoundProgram | None:
+        for other in [one for one, program in self._programs.items() if not program.is_alive(one)]:
+            del self._programs[other]
         device = rounds.logits_RV.device
         if self._pool is None and device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
@@ -444,8 +466,7 @@ class RoundPrograms:
         host = rounds.judging.host
         work = []
         for one, answer, own in zip(rounds.running, answers, judged):
-            if not isinstance(answer, Verdict) or len(until_missing(own)) < len(own):
-                return True  # it cannot be told this time
+            assert isinstance(answer, Verdict), "see `can_be_checked`"
             before = tokens_of(one, answer, own[:-1])
             tokens = text_and_chain(one.seq.text, [*before, *own[-1].draft])
             start = len(one.seq.text) + len(before) - 1
@@ -460,6 +481,12 @@ class RoundPrograms:
         if kind is not None and kind in self._programs:
             self._programs[kind].is_checked = True
         return True
+
+
+def can_be_checked(answers: Sequence[object], judged: Sequence[Sequence[Judged]]) -> bool:
+    """Is there a verdict everywhere?"""
+    verdicts = all(isinstance(answer, Verdict) for answer in answers)
+    return verdicts and all(one.is_there for own in judged for one in own)
 
 
 def is_likeliest(judged: Judged, logits_LV: Tensor) -> bool:

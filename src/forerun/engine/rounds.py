@@ -17,15 +17,15 @@ from itertools import zip_longest
 
 import numpy as np
 
-from forerun.engine.backbone import DraftingText, RoundsAsked, RoundsMade
+from forerun.engine.backbone import DraftingText, RoundsAsked, RoundsMade, TextRound
 from forerun.engine.continuation import LAUNCH_SECONDS_ON_CPU, Continuations
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
 from forerun.engine.ticket import Running
 from forerun.probability.outcomes import Verdict
 from forerun.sequence.canvas import Canvas, Round
-from forerun.sequence.question import Question
-from forerun.sequence.rows import PlainText, text_and_chain
+from forerun.sequence.question import Continuation, Question
+from forerun.sequence.rows import MaskedText, PlainText, text_and_chain
 
 MOST_ROUNDS = 32  # in one launch
 LEAST_ROUNDS = 2  # fewer are not worth one
@@ -44,6 +44,7 @@ class Drafting:
     reach: int | None = None  # of the next copy
     drafter: Host | None = None  # else the model that drafts
     held: int = 0  # tokens that this one has run
+    blanks: MaskedText | None = None  # what it was asked, if it fills blanks
 
     @property
     def repeats(self) -> int:
@@ -51,6 +52,15 @@ class Drafting:
         asked = self.one.waits_for
         assert isinstance(asked, Question)
         return asked.repeats
+
+    def round(self, made: TextRound) -> Round:
+        """As the method takes it."""
+        drafted, accepted, token = made
+        if self.drafter is None:
+            # as often as plain decoding would have drawn
+            return Round(drafted, accepted, token, draws=1 + accepted, draft_forwards=0)
+        forwards = len(drafted) if self.blanks is None else min(1, len(drafted))
+        return Round(drafted, accepted, token, draws=1 + forwards, draft_forwards=forwards)
 
     @property
     def full(self) -> int:
@@ -173,6 +183,8 @@ class Rounds:
             run=each.run,
             reach=each.reach,
             held=each.held,
+            mask=None if each.blanks is None else each.blanks.mask_token,
+            shifted=each.blanks is not None and each.blanks.shifted,
         )
 
     def _hand_over(self, made: RoundsMade) -> None:
@@ -180,18 +192,7 @@ class Rounds:
             self._note(each, self.host, text[: len(text) - 1])
             if each.drafter is not None:
                 self._note(each, each.drafter, text[:held])
-            copied = each.drafter is None
-            each.one.seq.rounds = [
-                Round(
-                    one.drafted,
-                    one.accepted,
-                    one.token,
-                    # as often as plain decoding would have drawn; or for the draft, and the verdict
-                    draws=1 + (one.accepted if copied else len(one.drafted)),
-                    draft_forwards=0 if copied else len(one.drafted),
-                )
-                for one in rounds
-            ]
+            each.one.seq.rounds = [each.round(one) for one in rounds]
         gained = [[one.accepted + 1 for one in rounds] for rounds in made.rounds]
         self.tokens = [sum(each) for each in zip_longest(*gained, fillvalue=0)]
         self.forwards = made.forwards.total
@@ -238,12 +239,22 @@ def _drafting(one: Running, verdict: Verdict) -> Drafting | None:
         if chain and reach is not None:
             reach = 2 * verdict.accepted + 1
         return Drafting(one, text, copies.most, copies.run, reach)
-    if one.drafted is None:
+    return _drafting_by_model(one, text, chain)
+
+
+def _drafting_by_model(one: Running, text: np.ndarray, chain: Sequence[int]) -> Drafting | None:
+    """If a model has drafted this chain, and its draft was that of all it was asked."""
+    drafted = one.draft_question
+    if drafted is None or not isinstance(drafted.host, Host):
         return None
-    drafted, tokens = one.drafted
-    if drafted.length != known or list(tokens) != chain or not isinstance(drafted.host, Host):
+    if isinstance(drafted, Continuation):
+        if drafted.length != one.seq.known or list(one.written) != chain:
+            return None
+        return Drafting(one, text, drafted.tokens, drafter=drafted.host)
+    plan = drafted.plan
+    if not isinstance(plan, MaskedText) or plan.stored != one.seq.known or not chain:
         return None
-    return Drafting(one, text, drafted.tokens, drafter=drafted.host)
+    return Drafting(one, text, plan.masks, drafter=drafted.host, blanks=plan)
 
 
 def _has_ended(each: Drafting, verdict: Verdict) -> bool:

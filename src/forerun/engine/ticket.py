@@ -58,7 +58,8 @@ class Running:
     alike: int = 0  # drafts in a row, as long as the last and drawn in the same way
     # In a row, by kind: forwards around drafts that were begun ahead in vain.
     surprises: dict[type, int] = field(default_factory=dict)
-    drafted: tuple[Continuation, Sequence[int]] | None = None  # by a model, last
+    draft_question: Question | None = None  # the last one to a model that drafts
+    written: Sequence[int] = ()  # what that model wrote by itself, if it did
     _last_draft: tuple[int, float] | None = None
     seq: Canvas = field(init=False)
 
@@ -82,9 +83,17 @@ class Running:
             else:
                 self.seq.trace.forwards += 1
 
+    def note_question(self, question: Question, looks: bool) -> None:
+        """It has its answer. `looks`: the model looks into its target."""
+        self.last_question = question
+        if question.drafting:
+            self.draft_question = question
+            self.looked = question if looks else self.looked
+
     def note_draft(self, asked: Continuation, tokens: Sequence[int]) -> None:
         """It has had a draft written."""
-        self.drafted = asked, tokens
+        self.draft_question = asked
+        self.written = tokens
         draft = (asked.tokens, asked.temperature)
         self.alike = self.alike + 1 if draft == self._last_draft else 1
         self._last_draft = draft

@@ -22,7 +22,16 @@ from forerun.families.base import Family, SelfDrafter, family_settings
 from forerun.probability.outcomes import Placement
 from forerun.sequence.canvas import BLANK, Canvas
 from forerun.sequence.question import BlankLaws, Branch
-from forerun.sequence.rows import HI, HORIZON, LO, POSITION, TOKEN, Plan, causal_rows
+from forerun.sequence.rows import (
+    HI,
+    HORIZON,
+    LO,
+    POSITION,
+    TOKEN,
+    MaskedText,
+    Plan,
+    causal_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,8 @@ class Block(Family):
         """Of blanks right after the text, read in blocks of one token: a draft of a block that
         begins there."""
         last = max(positions) + 1 - seq.known
+        if len(positions) == last:  # all of them, as nearly always
+            return MaskedText.of(seq.text, last, self.mask_token, self.shifted)
         plan = self._score(causal_rows(seq.text), (), (), [(0, last)])
         [reads] = plan.reads[1:]
         return Plan(plan.rows, [reads[np.asarray(positions) - seq.known]], plan.stored)

@@ -147,6 +147,46 @@ class TailedText(Plan):
     is_plain_text = False
 
 
+class MaskedText(Plan):
+    """Left-to-right text, and masks behind it that see it and each other: what could stand there.
+    Rows are made for who asks."""
+
+    mask_token: int
+    shifted: bool  # does a row speak of the token after its own?
+
+    @classmethod
+    def of(cls, text: np.ndarray, masks: int, mask_token: int, shifted: bool) -> MaskedText:
+        """All blanks are read, in order."""
+        self = cls.__new__(cls)
+        self.mask_token = mask_token
+        self.shifted = shifted
+        self.tokens = text_and_chain(text, [mask_token] * masks)
+        self.stored = self.causal = len(text)
+        self.length = len(self.tokens)
+        self.first_read = self.stored - shifted
+        return self
+
+    @property
+    def masks(self) -> int:
+        return self.length - self.stored
+
+    @cached_property
+    def rows(self) -> np.ndarray:  # type: ignore[override]
+        return self.rows_between(0, self.length)
+
+    @cached_property
+    def reads(self) -> Sequence[np.ndarray]:  # type: ignore[override]
+        return [np.arange(self.first_read, self.first_read + self.masks)]
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        rows = causal_template(end, start).copy()
+        rows[TOKEN] = self.tokens[start:end]
+        of_masks = rows[:, max(0, self.stored - start) :]
+        of_masks[HORIZON] = of_masks[LO] = self.stored
+        of_masks[HI] = self.length
+        return rows
+
+
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
     """Rows of plain left-to-right text, and of a chain after it: each sees itself and all before
     it."""

@@ -144,6 +144,8 @@ struct Rounds {
     const int64_t* room;  // slots that it may write to
     const int64_t* most;  // tokens of a draft
     const int64_t* run;  // of last tokens that is looked up for a copy; 0: a model drafts
+    const int64_t* mask;  // what stands for a blank, if that one fills blanks; else -1
+    const int64_t* shifted;  // does a row of it speak of the token after its own?
     const int64_t* ends;  // tokens that end one, text after text
     const int64_t* ends_until;  // where each text's are over
     int64_t* found;  // [round][text]: drafted tokens, -1 of who is over; accepted; token; the draft
@@ -1174,20 +1176,39 @@ struct Laid {
 
     // Tokens [first, end) of a text; those from `first_read` on are read.
     void add(int64_t lane, const int32_t* text, int64_t first, int64_t end, int64_t first_read) {
-        const Rows& rows = *of.rows;
         for (int64_t place = first; place < end; ++place) {
             if (place >= first_read) read.push_back(tokens.size());
-            tokens.push_back(text[place]);
-            positions.push_back(place);
-            const int64_t page = rows.pages[lane * rows.pages_per_lane + place / rows.page_size];
-            slots.push_back(page + place % rows.page_size);
-            lanes.push_back(lane);
+            add_row(lane, text[place], place);
             horizon.push_back(static_cast<int32_t>(place + 1));
             lo.push_back(0);
             hi.push_back(0);
         }
         of.looked_at[0] += (end - first) * end;
         of.looked_at[1] += end;
+    }
+
+    // So many masks behind the rows of a text: they see it and each other. The first are read.
+    void add_masks(int64_t lane, int64_t mask, int64_t first, int64_t length, int64_t count,
+                   int64_t reads) {
+        const int64_t end = length + count;
+        for (int64_t place = length; place < end; ++place) {
+            if (place < length + reads) read.push_back(tokens.size());
+            add_row(lane, mask, place);
+            horizon.push_back(static_cast<int32_t>(length));
+            lo.push_back(static_cast<int32_t>(length));
+            hi.push_back(static_cast<int32_t>(end));
+        }
+        of.looked_at[0] += count * (end + length - first);
+        of.looked_at[1] += count;
+    }
+
+    void add_row(int64_t lane, int64_t token, int64_t place) {
+        const Rows& rows = *of.rows;
+        tokens.push_back(token);
+        positions.push_back(place);
+        const int64_t page = rows.pages[lane * rows.pages_per_lane + place / rows.page_size];
+        slots.push_back(page + place % rows.page_size);
+        lanes.push_back(lane);
     }
 };
 
@@ -1249,12 +1270,41 @@ struct Launch {
         }
     }
 
-    // Is every drafted token possible?
+    bool drafts_by_model(int64_t i) const { return !over[i] && !all.run[i] && wished[i]; }
+
+    // Fill blanks behind the texts, all of a text at once. Is every drafted token possible?
+    bool fill_blanks(Laid& laid) {
+        laid.clear();
+        for (int64_t i = 0; i < all.texts; ++i) {
+            if (!drafts_by_model(i) || all.mask[i] < 0) continue;
+            const int64_t lane = all.lanes[i], held = all.held[i], length = all.length[i];
+            laid.add(lane, text(i), held, length, length - all.shifted[i]);
+            laid.add_masks(lane, all.mask[i], held, length, wished[i], wished[i] - all.shifted[i]);
+        }
+        if (laid.tokens.empty()) return true;
+        run(laid);
+        const float* logits = laid.of.rows->logits;
+        for (int64_t i = 0; i < all.texts; ++i) {
+            if (!drafts_by_model(i) || all.mask[i] < 0) continue;
+            all.held[i] = all.length[i];
+            bool at_end = false;
+            for (int64_t k = 0; k < wished[i]; ++k, logits += all.vocab) {
+                const int64_t found = likeliest(logits, all.vocab);
+                if (found < 0) return false;
+                if (at_end) continue;
+                text(i)[all.length[i] + drafted[i]++] = static_cast<int32_t>(found);
+                at_end = ends(i, found);
+            }
+        }
+        return true;
+    }
+
+    // Token after token. Is every drafted token possible?
     bool draft_by(Laid& laid) {
         std::vector<int64_t> asked, next;
         laid.clear();
         for (int64_t i = 0; i < all.texts; ++i) {
-            if (over[i] || all.run[i] || !wished[i]) continue;
+            if (!drafts_by_model(i) || all.mask[i] >= 0) continue;
             asked.push_back(i);
             laid.add(all.lanes[i], text(i), all.held[i], all.length[i], all.length[i] - 1);
         }
@@ -1322,7 +1372,8 @@ struct Launch {
             const int64_t n = accepted[i];
             int32_t* draft = text(i) + all.length[i];
             if (drafted[i] && all.reach[i] >= 0) all.reach[i] = 2 * n + 1;
-            if (drafted[i] && !all.run[i]) all.held[i] = all.length[i] + std::min(n, drafted[i] - 1);
+            if (drafted[i] && !all.run[i] && all.mask[i] < 0)
+                all.held[i] = all.length[i] + std::min(n, drafted[i] - 1);
             const bool accepted_end = n && ends(i, draft[n - 1]);
             draft[n] = static_cast<int32_t>(token[i]);
             all.length[i] += n + 1;
@@ -1493,7 +1544,7 @@ int64_t go_on(const Runner* target, const Runner* drafter, Rounds* given) {
     for (int64_t round = 0; round < all.rounds; ++round) {
         if (*all.stop || before + longest > all.seconds || !launch.wish()) return round;
         launch.draft_copies();
-        if (drafter && !launch.draft_by(drafts)) return round;
+        if (drafter && !(launch.fill_blanks(drafts) && launch.draft_by(drafts))) return round;
         if (!launch.judge(judged)) return round;
         launch.note(round);
         launch.move_on(one_ended, all_ended);

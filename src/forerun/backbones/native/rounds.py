@@ -29,6 +29,7 @@ class _Rounds(ctypes.Structure):
         ("first_ends", c_int64), ("seconds", c_double), ("tokens", c_void_p), ("pitch", c_int64),
         ("length", c_void_p), ("reach", c_void_p), ("held", c_void_p), ("lanes", c_void_p),
         ("wanted", c_void_p), ("room", c_void_p), ("most", c_void_p), ("run", c_void_p),
+        ("mask", c_void_p), ("shifted", c_void_p),
         ("ends", c_void_p), ("ends_until", c_void_p), ("found", c_void_p), ("stop", c_void_p),
     ]  # fmt: skip
 
@@ -97,9 +98,18 @@ def go_on(
 
 def _numbers(text: DraftingText) -> tuple[int, ...]:
     """As `Rounds` has them."""
-    reach = -1 if text.reach is None else text.reach
-    length = len(text.tokens)
-    return length, reach, text.held, text.lane, text.wanted, text.room, text.most, text.run
+    return (
+        len(text.tokens),
+        -1 if text.reach is None else text.reach,
+        text.held,
+        text.lane,
+        text.wanted,
+        text.room,
+        text.most,
+        text.run,
+        -1 if text.mask is None else text.mask,
+        text.shifted,
+    )
 
 
 def _by_text(found: list[list[list[int]]], texts: int) -> list[list[TextRound]]:
