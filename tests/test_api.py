@@ -189,6 +189,14 @@ def test_streams_show_nothing_that_a_stop_string_takes_back():
     assert "".join(pieces) == m.generate("AB", **how).text
 
 
+@pytest.mark.parametrize("method", ["ar", "lookup"])
+def test_a_stream_that_ends_inside_of_what_may_be_a_stop_string_says_all(tiny_model, method):
+    how = dict(method=method, max_tokens=9, ignore_eos=True)
+    text = tiny_model.generate("abcab", **how).text
+    pieces = list(tiny_model.stream("abcab", stop=[text[-2:] + "never"], **how))
+    assert "".join(pieces) == text
+
+
 def test_closing_a_stream_frees_its_lane():
     m = fresh(lanes=1)
     stream = m.stream("ABAB", max_tokens=100, allowed_tokens=[65, 66])

@@ -397,9 +397,11 @@ class TestWithout:
         self.absent(monkeypatch, tmp_path, "not compiled")
 
     def test_products_that_are_wrong(self, monkeypatch, tmp_path):
-        source = tmp_path / "wrong.cpp"
-        source.write_text(native.SOURCE.read_text().replace("127.0f / most", "120.0f / most"))
-        monkeypatch.setattr(native, "SOURCE", source)
+        sources = tmp_path / "wrong"
+        shutil.copytree(native.SOURCES, sources)
+        forward = sources / "forward.cpp"
+        forward.write_text(forward.read_text().replace("127.0f / most", "120.0f / most"))
+        monkeypatch.setattr(native, "SOURCES", sources)
         self.absent(monkeypatch, tmp_path, "multiplies wrongly")
 
 

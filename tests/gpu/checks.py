@@ -1,11 +1,12 @@
 """The same tokens on CUDA as on a CPU, batched and alone, for every architecture and method.
 
 Run by tests/gpu/test_cuda.py where there is a CUDA device, or alone, without pytest:
-PYTHONPATH=src python -m tests.gpu.checks
+PYTHONPATH=src python -m tests.gpu.checks [--only rounds drafts]
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import multiprocessing
 import os
@@ -335,6 +336,9 @@ def check(job: tuple) -> str | None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="in their names")
+    words = parser.parse_args().only
     start = time.perf_counter()
     jobs = [(gaps_explain_differences, case) for case in GAP_CASES]
     jobs += [(same_tokens_in_few_pages, case) for case in PAGE_CASES]
@@ -345,6 +349,7 @@ def main() -> None:
         (same_holes_on_cuda, case) for case in HOLE_CASES
     ]
     jobs += sorted(same, key=lambda job: job[1][-1])  # float32 first: float64 is never captured
+    jobs = [job for job in jobs if any(word in job[0].__name__ for word in words)]
     failed = []
     with ProcessPoolExecutor(
         min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn")

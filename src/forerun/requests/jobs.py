@@ -271,7 +271,7 @@ class Job:
     def safe_text(self) -> str:
         """The text that no stop string will take back; all of it once the job is over."""
         if self.over:
-            return self._finished_detokenizer().safe_text
+            return self._finished_detokenizer().text
         return self.detokenizer.safe_text if self.detokenizer is not None else ""
 
     def _finished_detokenizer(self) -> Detokenizer:

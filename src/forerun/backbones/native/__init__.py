@@ -1,4 +1,5 @@
-"""Products and forwards on a CPU in C++ (`forward.cpp`), where a compiler is found.
+"""Products and forwards on a CPU in C++, where a compiler is found: `forward.cpp` has the forward,
+`products.cpp` and `attention.cpp` its parts, `decoding.cpp` what runs several in a row.
 
 It is compiled once per machine, in some seconds, into the folder where what was measured is kept.
 Without a compiler, or where nothing is kept, torch's own operations serve.
@@ -48,9 +49,9 @@ from forerun.engine.pack import Batch
 from forerun.engine.pages import PageTable
 from forerun.sequence.rows import HI, HORIZON, POSITION
 
-SOURCE = Path(__file__).parent / "forward.cpp"
+SOURCES = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # Code that is no slower, in four fifths of the time; not every compiler knows them.
 QUICKER = ["-fno-unswitch-loops", "-fno-split-loops"]
@@ -178,7 +179,8 @@ def compiled_in(folder: Path | None) -> Compiled:
 
 def _file_in(folder: Path) -> Path:
     compiled_for = " ".join([*FLAGS, machine(), instruction_sets()])
-    key = hashlib.sha256(SOURCE.read_bytes() + compiled_for.encode()).hexdigest()
+    code = [source.read_bytes() for source in sorted(SOURCES.glob("*.[ch]*"))]
+    key = hashlib.sha256(b"".join([*code, compiled_for.encode()])).hexdigest()
     return folder / "native" / f"{key[:16]}.so"
 
 
@@ -209,13 +211,33 @@ def _compile(file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         made = Path(folder) / file.name
         for flags in ([*FLAGS, *QUICKER], FLAGS):
-            command = [compiler, *flags, str(SOURCE), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
-            if not done.returncode:
+            complaint = _build([compiler, *flags], made)
+            if not complaint:
                 break
-        if done.returncode:
-            raise OSError(f"{compiler} does not compile it: {done.stderr[:200]}")
+        if complaint:
+            raise OSError(f"{compiler} does not compile it: {complaint[:200]}")
         made.replace(file)
+
+
+def _build(compiler: list[str], made: Path) -> str:
+    """Compile all files side by side, and link them. What the compiler complains of."""
+    steps = [
+        (source, made.with_name(f"{source.stem}.o")) for source in sorted(SOURCES.glob("*.cpp"))
+    ]
+    running = [
+        subprocess.Popen([*compiler, "-c", source, "-o", to], stderr=subprocess.PIPE, text=True)
+        for source, to in steps
+    ]
+    try:
+        said = [one.communicate(timeout=MOST_SECONDS)[1] for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    if any(one.returncode for one in running):
+        return "".join(said) or "no word"
+    command = [*compiler, "-shared", *(to for _, to in steps), "-o", made]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
+    return (done.stderr or "no word") if done.returncode else ""
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rounds of drafts and verdicts in one call of C++ (`go_on` in `forward.cpp`)."""
+"""Rounds of drafts and verdicts in one call of C++ (`go_on` in `decoding.cpp`)."""
 
 from __future__ import annotations
 
