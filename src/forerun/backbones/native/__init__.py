@@ -235,7 +235,7 @@ def _build(compiler: list[str], made: Path) -> str:
             one.kill()
     if any(one.returncode for one in running):
         return "".join(said) or "no word"
-    command = [*compiler, "-shared", *(to for _, to in steps), "-o", made]
+    command = [*compiler, "-shared", *(str(to) for _, to in steps), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS)
     return (done.stderr or "no word") if done.returncode else ""
 
