@@ -16,10 +16,11 @@ from forerun.checkpoints import tiny
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine import rounds
 from forerun.engine.cache import Memo
-from forerun.engine.costs import StepCosts, StepWatch
+from forerun.engine.costs import FixedCosts, StepCosts, StepWatch
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch
 from forerun.engine.rounds import Rounds
+from forerun.methods import sources
 from forerun.sequence.rows import PlainText
 from tests.helpers import stepped
 
@@ -563,3 +564,43 @@ def test_tokens_that_nobody_got_have_no_pace():
         watch.arrived()
         watch.went_on(costs, [3, 2])  # of a text that a stop string has ended
     assert min(seen) > 0
+
+
+@pytest.mark.parametrize("launch", [0.0, 0.025])
+def test_auto_counts_on_the_rounds_that_follow_a_copy(launch, launches, monkeypatch):
+    """Alone a draft never pays here; with what follows it, it does."""
+    costs = {1: 1e-3, 2: 1.05e-3, 4: 1.1e-3, 8: 1.2e-3, 16: 1.4e-3, 128: 4e-3}
+    monkeypatch.setattr(StepCosts, "rows_are_cheap", property(lambda self: False))
+    steps_with = FixedCosts.steps_with
+
+    def with_host(self, others, drafting, most):
+        plain, *drafting = steps_with(self, others, drafting, most)
+        return [plain, *(12e-3 + seconds for seconds in drafting)]
+
+    monkeypatch.setattr(FixedCosts, "steps_with", with_host)
+    m = model()
+    m.backbone.step_costs = costs
+    m.host.costs.launch = launch
+    how = dict(max_tokens=70, ignore_eos=True)
+    found = m.generate(LONG, method="auto", **how)
+    assert found.token_ids == m.generate(LONG, method="ar", **how).token_ids
+    assert bool(launches) == bool(launch)
+    assert bool(found.stats.choices.get("lookup")) == bool(launch), found.stats.choices
+
+
+def test_auto_counts_on_no_rounds_where_none_came(launches, monkeypatch):
+    """As of a request that is penalised: each verdict is asked for."""
+    monkeypatch.setattr(StepCosts, "rows_are_cheap", property(lambda self: False))
+    asked = []
+    behind = sources.Copies.round_behind
+
+    def note(self):
+        asked.append((self._alone, behind(self)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(sources.Copies, "round_behind", note)
+    m = model()
+    m.backbone.step_costs = {1: 1e-3, 2: 1.05e-3, 8: 1.2e-3, 128: 4e-3}
+    m.generate(LONG, method="auto", max_tokens=60, ignore_eos=True, presence_penalty=0.1)
+    assert not launches and max(alone for alone, _ in asked) >= sources.GIVE_UP
+    assert all((each is None) == (alone >= sources.GIVE_UP) for alone, each in asked)

@@ -18,6 +18,7 @@ from forerun.sequence.canvas import Canvas
 
 # How often a copy goes on, by how many tokens before it agree (from 0), before anything was seen.
 FIRST_ODDS = (0.0, 0.15, 0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.78, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9)
+FIRST_SHARE = (0.3,)  # of all tokens, those that a copy has right; likewise
 LONGEST = len(FIRST_ODDS) - 1  # agreement that is told apart
 LONGEST_RUN = 3  # tokens of a run that is looked up
 HARDLY = 0.03  # a chance that is not worth a row anywhere
@@ -34,8 +35,9 @@ class Copying:
     disagrees.
     """
 
-    def __init__(self, odds: Odds):
+    def __init__(self, odds: Odds, share: Odds):
         self.odds = odds
+        self._share = share  # of all tokens: were they copied right?
         self._trend = Trend()
         self._text: list[int] = []
         self._bytes = bytearray()  # of the text: runs are searched for in them
@@ -62,7 +64,14 @@ class Copying:
             self.place = 0
             self.agrees = 0
 
+    @property
+    def share_right(self) -> float:
+        """Of all tokens of late, those that the copy would have had right."""
+        return self._share.chance(0)
+
     def _read(self, token: int, learns: bool) -> None:
+        if learns:
+            self._share.count(0, bool(self.place) and self._text[self.place] == token)
         if self.place:
             right = self._text[self.place] == token
             if learns:

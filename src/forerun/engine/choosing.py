@@ -64,6 +64,16 @@ class Bet(NamedTuple, Generic[O]):
     seconds: float
 
 
+class RoundsBehind(NamedTuple):
+    """Tokens and seconds of rounds that follow a draft."""
+
+    tokens: float
+    seconds: float
+
+
+NO_ROUNDS = RoundsBehind(0.0, 0.0)
+
+
 class BatchChooser:
     """Chooses for one sequence of a batch."""
 
@@ -254,12 +264,16 @@ class BatchChooser:
         highest_unmade = 0.0
         for offer, reached in promises:
             expected = 1.0
+            behind = self._rounds_behind(offer, len(reached), tokens)
             to_begin = offer.seconds_to_begin() / self.seq.remaining  # a share for each token
             for k, chance in enumerate(reached, 1):
                 expected += chance
                 if k not in offer.lengths:
                     continue
                 seconds = steps[k] + max(model_works, offer.seconds(k)) + to_begin * expected
+                if behind.tokens:  # at the pace of both
+                    seconds += behind.seconds
+                    seconds *= expected / (expected + behind.tokens)
                 rate = (tokens + expected) / seconds
                 if self._is_made(offer, k):
                     if rate > highest:
@@ -273,6 +287,18 @@ class BatchChooser:
             if self._is_worth_making(unmade, saved):
                 return unmade
         return best
+
+    def _rounds_behind(self, offer: O, drafted: int, others: float) -> RoundsBehind:
+        """What follows a draft of this offer by itself: rounds take no time of the host's. Beside
+        others, who would have to draft alike, none are expected."""
+        each = offer.round_behind() if self.costs.launch and not others else None
+        if each is None:
+            return NO_ROUNDS
+        slower = self.costs.forward(math.ceil(each.rows)) / self.costs.forward(1)
+        seconds = slower * self.costs.plain(1)
+        left = self.seq.remaining - drafted
+        count = max(0.0, min(self.costs.launch / seconds, left / each.tokens))
+        return RoundsBehind(count * each.tokens, count * seconds)
 
     def _is_made(self, offer: O, k: int) -> bool:
         if not self.costs.first_time or offer.seconds(1) == 0:

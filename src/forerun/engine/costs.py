@@ -131,6 +131,7 @@ class StepCosts:
         self.shared = True  # do other sequences count?
         self.at_once = 1  # tokens of plain text that are written in one launch
         self.writes_any_length = True  # does a launch of fewer cost as much less?
+        self.launch = 0.0  # seconds of rounds that follow a verdict by themselves, at most
         self.crowd = Crowd()
         self.pace = 1.0  # tokens that a sequence gets from a step
         self.seen = 0

@@ -24,7 +24,7 @@ from torch import Tensor
 from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
-from forerun.engine.continuation import Continuations, WrittenBatch
+from forerun.engine.continuation import LAUNCH_SECONDS_ON_CPU, Continuations, WrittenBatch
 from forerun.engine.costs import StepWatch
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
@@ -147,6 +147,7 @@ class Engine:
         if self.rules.by_noise:
             host.writer = Continuations(host, self.stop)
             host.costs.at_once = host.at_once
+            host.costs.launch = LAUNCH_SECONDS_ON_CPU if host.runner.moves_rows else 0.0
             host.costs.writes_any_length = host.writes_any_length
         self.hosts.append(host)
         return host

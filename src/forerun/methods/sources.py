@@ -15,18 +15,21 @@ from forerun.drafters.base import (
     spelled_out,
     without_waste,
 )
-from forerun.drafters.copying import FIRST_ODDS, LONGEST_RUN, Copying
+from forerun.drafters.copying import FIRST_ODDS, FIRST_SHARE, LONGEST_RUN, Copying
 from forerun.drafters.odds import ModelOdds, Odds
 from forerun.families.base import ChainScorer
 from forerun.methods.jacobi import guess, judge_guess
 from forerun.methods.speculative import judge
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.canvas import Copies as Copied
+from forerun.sequence.choosing import Round
 
 # Odds of a draft by depth, before anything was seen.
 FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
 FIRST_GUESSED = (0.08, 0.05, 0.05, 0.05)
+MOST_IN_ROUNDS = 8  # tokens of a copy that the engine follows by itself
+GIVE_UP = 3  # verdicts that no rounds followed, though they might have
 DEEPEST = 64
 UNTRIED = 4  # tokens of a draft by a model of which nothing is known; one more for each verdict
 log = logging.getLogger("forerun")
@@ -57,6 +60,10 @@ class Source(ABC):
         """What must be done once before it can draft."""
         return 0.0
 
+    def round_behind(self) -> Round | None:
+        """Each of the rounds that follow a draft of its by themselves, if any do."""
+        return None
+
     @abstractmethod
     async def propose(self, k: int) -> Draft:
         """A draft of up to k tokens."""
@@ -76,9 +83,10 @@ class Copies(Source):
     name = "lookup"
     lengths = range(1, DEEPEST + 1)
 
-    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds):
+    def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds, share: Odds):
         super().__init__(seq, target)
-        self._copying = Copying(odds)
+        self._copying = Copying(odds, share)
+        self._alone = 0  # verdicts in a row that no rounds followed
 
     def chances(self, most: int) -> Sequence[float]:
         return self._copying.chances(most) if self._copying.follow(self.seq) else ()
@@ -86,14 +94,29 @@ class Copies(Source):
     async def propose(self, k: int) -> Draft:
         return self._copying.draft(self.seq, k)
 
+    @property
+    def _goes_on(self) -> bool:
+        """On a CPU, where a step takes the host as long as a forward of a small model, copies are
+        followed for a few rounds before anything is chosen again."""
+        return not self.target.rows_are_cheap
+
+    def round_behind(self) -> Round | None:
+        """As many tokens as are right in a row, and one more; twice as many are drafted."""
+        if not self._goes_on or self._alone >= GIVE_UP:
+            return None
+        tokens = min(1 / (1 - self._copying.share_right), 1 + MOST_IN_ROUNDS / 2)
+        return Round(tokens, rows=2 * tokens)
+
     async def judge(self, draft: Draft) -> int:
-        """On a CPU, where a step takes the host as long as a forward of a small model, a copy that
-        is right is followed for a few rounds before anything is chosen again."""
-        follows = not self.target.rows_are_cheap
-        if follows:
-            k = len(draft)
-            self.seq.copies = Copied(self.seq.known, LONGEST_RUN, k, most=k, reach=k)
-        return await judge(self.seq, self.target, draft, repeats=ALWAYS if follows else 0)
+        if not self._goes_on:
+            return await super().judge(draft)
+        seq = self.seq
+        k = len(draft)
+        seq.copies = Copied(seq.known, LONGEST_RUN, k, most=max(k, MOST_IN_ROUNDS), reach=k)
+        before = seq.trace.forwards
+        accepted = await judge(seq, self.target, draft, repeats=ALWAYS)
+        self._alone = 0 if seq.trace.forwards > before + 1 else self._alone + 1
+        return accepted
 
     def learn(self, drafted: int, accepted: int) -> None:
         """It follows the text: a verdict tells it nothing new."""
@@ -233,7 +256,8 @@ def sources_of(
             known[name] = ModelOdds(first)
         return known[name].of_request(learn)
 
-    found: list[Source] = [Copies(seq, target, odds("lookup", FIRST_ODDS))]
+    share = odds("lookup, of all tokens", FIRST_SHARE)
+    found: list[Source] = [Copies(seq, target, odds("lookup", FIRST_ODDS), share)]
     if seq.history.constraint is not None:
         found.append(Spelled(seq, target, odds("constraint", FIRST_SPELLED)))
     found.append(Guesses(seq, target, odds("jacobi", FIRST_GUESSED)))

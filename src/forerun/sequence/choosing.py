@@ -4,7 +4,14 @@ each other where a method lets the engine choose."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
+
+
+class Round(NamedTuple):
+    """What is to be expected of drafts that the engine makes and judges by itself, each."""
+
+    tokens: float
+    rows: float
 
 
 class Offer(Protocol):
@@ -39,6 +46,10 @@ class Offer(Protocol):
 
     def seconds_to_begin(self) -> float:
         """What must be done once before it can draft, such as reading the text."""
+        ...
+
+    def round_behind(self) -> Round | None:
+        """Each of the rounds that follow a draft of its by themselves, if any do."""
         ...
 
 
