@@ -22,7 +22,7 @@ PRIOR_ACCEPTED = 2.0  # tokens that count as accepted before the first verdict
 PRIOR_TRIED = 2.5
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
 # Forwards in which drafts have the same length, at first and later: less is new then.
-REVISED = 4
+REVISED = 8
 REVISED_LATER = 16
 ALWAYS = 1 << 30  # as many as come
 LONGER = 1.5  # how many times as long as with one guess a step may be

@@ -351,16 +351,20 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
 // -- all blocks against all rows ------------------------------------------------------------------
 
 // What becomes of some rows' sums for one block of outputs: y = them, or y += them. Not inlined: there is
-// a product for every number of rows, and the compiler would look at this in each.
-__attribute__((noinline)) void keep_sums(const Matrix& m, const float* sums, int64_t rows, int64_t first,
+// a product for every number of rows, and the compiler would look at this in each. What does not change
+// is asked outside of the loops over outputs: it would not be moved there.
+__attribute__((noinline)) void keep_sums(const Matrix& m, float* sums, int64_t rows, int64_t first,
                                          int64_t side, float* y, bool add) {
     const int64_t count = std::min<int64_t>(side, m.outputs - first);
-    for (int64_t r = 0; r < rows; ++r) {
+    const float* bias = m.bias ? m.bias + first : nullptr;
+    for (int64_t r = 0; r < rows; ++r, sums += side) {
         float* to = y + r * m.outputs + first;
-        for (int64_t o = 0; o < count; ++o) {
-            const float value = sums[r * side + o] + (m.bias ? m.bias[first + o] : 0.0f);
-            to[o] = add ? to[o] + value : value;
-        }
+        if (bias)
+            for (int64_t o = 0; o < count; ++o) sums[o] += bias[o];
+        if (add)
+            for (int64_t o = 0; o < count; ++o) to[o] += sums[o];
+        else
+            std::memcpy(to, sums, count * sizeof(float));
     }
 }
 
