@@ -35,6 +35,7 @@ MANY = 8  # sequences, from which on it counts what looking costs
 TOO_MANY = 16  # from which on even a text's first looks do
 IN_FULL_BATCH = 4  # tokens between two choices on a CPU, where nobody drafts
 YOUNG = 3  # choices of a text, the first of which looks at nothing
+FEWEST_ROUNDS = 2  # that follow a draft by themselves (`rounds.py`)
 
 
 class Program(NamedTuple):
@@ -297,7 +298,9 @@ class BatchChooser:
         slower = self.costs.forward(math.ceil(each.rows)) / self.costs.forward(1)
         seconds = slower * self.costs.plain(1)
         left = self.seq.remaining - drafted
-        count = max(0.0, min(self.costs.launch / seconds, left / each.tokens))
+        count = int(min(self.costs.launch / seconds, left / each.tokens))
+        if count < FEWEST_ROUNDS:
+            return NO_ROUNDS
         return RoundsBehind(count * each.tokens, count * seconds)
 
     def _is_made(self, offer: O, k: int) -> bool:
