@@ -528,6 +528,21 @@ def test_a_draft_model_that_says_no_number_drafts_less(monkeypatch):
     assert min(least) >= 0
 
 
+@pytest.mark.parametrize("arch", ["block", "block-shifted"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_that_fills_blanks_with_no_numbers_drafts_nothing(arch, temperature):
+    how = dict(k=4, ignore_eos=True, max_tokens=20, temperature=temperature)
+    for in_rounds in (True, False):
+        draft = model(arch)
+        draft.backbone.embed[7] = float("nan")
+        m = model(in_rounds=in_rounds)
+        [found] = m.generate([[5, 7, 8, 7]], method="specdiff", draft=draft, **how)
+        assert found.error is None and len(found.token_ids) == 20
+        if not temperature:
+            plain = m.generate([5, 7, 8, 7], method="ar", **without_drafts(how))
+            assert found.token_ids == plain.token_ids
+
+
 def without_drafts(how):
     return {name: how[name] for name in ("ignore_eos", "max_tokens")}
 

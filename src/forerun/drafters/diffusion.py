@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forerun.drafters.adaptive import adaptive_length
 from forerun.drafters.base import NO_DRAFT, Draft, Drafter
-from forerun.errors import BadOption
+from forerun.errors import BadOption, NothingPossible
 from forerun.families.base import BlankFiller, SelfDrafter
 from forerun.families.masked import CacheScope, CanvasFiller
 from forerun.options import check_flag, check_positive, check_whole
@@ -94,10 +94,15 @@ class DiffusionDrafter:
             placed = list(zip(positions, tokens))
             q = await self._marginals(seq, now, placed, positions[-1] + 1)
             q = tempered(q, self.draft_temperature)
-            drawn = await seq.draw(sample_each, now, q)
+            try:
+                drawn = await seq.draw(sample_each, now, q)
+            except NothingPossible:  # the drafter says no numbers: what is drawn may stay
+                break
             tokens += drawn.tokens[: len(now)]
             laws.append(q)
         tokens = seq.up_to_end(tokens)
+        if not tokens:
+            return NO_DRAFT
         return Draft(positions[: len(tokens)], tokens, torch.cat(laws)[: len(tokens)])
 
     async def _marginals(

@@ -101,11 +101,12 @@ class Copies(Source):
         return not self.target.rows_are_cheap
 
     def round_behind(self) -> Round | None:
-        """As many tokens as are right in a row, and one more; twice as many are drafted."""
+        """As many tokens as are right in a row, and one more; about twice as many rows."""
         if not self._goes_on or self._alone >= GIVE_UP:
             return None
-        tokens = min(1 / (1 - self._copying.share_right), 1 + MOST_IN_ROUNDS / 2)
-        return Round(tokens, rows=2 * tokens)
+        most = 1.0 + MOST_IN_ROUNDS
+        tokens = min(1 / (1 - self._copying.share_right), most)
+        return Round(tokens, rows=min(2 * tokens, most))
 
     async def judge(self, draft: Draft) -> int:
         if not self._goes_on:
