@@ -438,6 +438,21 @@ def traces_of(seed, **how_made):
     return said(write_all(model(**how_made), prompts, how, method="lookup"))
 
 
+def test_a_verdict_that_accepts_what_the_model_does_not_say_changes_the_text(monkeypatch, launches):
+    made = rounds.Drafting.round
+
+    def one_too_many(self, text_round):
+        found = made(self, text_round)
+        return found._replace(accepted=min(found.accepted + 1, len(found.drafted)))
+
+    how = dict(ignore_eos=True, max_tokens=60)
+    plain = [model().generate(prompt, method="ar", **how).token_ids for prompt in (LONG, [5, 6])]
+    monkeypatch.setattr(rounds.Drafting, "round", one_too_many)
+    m = model()
+    wrong = [m.generate(prompt, method="lookup", k=4, **how).token_ids for prompt in (LONG, [5, 6])]
+    assert launches and wrong != plain
+
+
 def test_a_memo_that_claims_what_was_rejected_is_seen(monkeypatch, launches):
     wrote = Memo.wrote
 

@@ -350,6 +350,8 @@ def main() -> None:
     ]
     jobs += sorted(same, key=lambda job: job[1][-1])  # float32 first: float64 is never captured
     jobs = [job for job in jobs if any(word in job[0].__name__ for word in words)]
+    if not jobs:
+        parser.error(f"--only {' '.join(words)}: no check has such a name.")
     failed = []
     with ProcessPoolExecutor(
         min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn")

@@ -22,7 +22,7 @@ from forerun.methods.jacobi import guess, judge_guess
 from forerun.methods.speculative import judge
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.canvas import Copies as Copied
-from forerun.sequence.choosing import Round
+from forerun.sequence.choosing import ExpectedRound
 
 # Odds of a draft by depth, before anything was seen.
 FIRST_DRAFTED = (0.7,) * 8
@@ -60,7 +60,7 @@ class Source(ABC):
         """What must be done once before it can draft."""
         return 0.0
 
-    def round_behind(self) -> Round | None:
+    def round_behind(self) -> ExpectedRound | None:
         """Each of the rounds that follow a draft of its by themselves, if any do."""
         return None
 
@@ -100,13 +100,13 @@ class Copies(Source):
         followed for a few rounds before anything is chosen again."""
         return not self.target.rows_are_cheap
 
-    def round_behind(self) -> Round | None:
+    def round_behind(self) -> ExpectedRound | None:
         """As many tokens as are right in a row, and one more; about twice as many rows."""
         if not self._goes_on or self._alone >= GIVE_UP:
             return None
         most = 1.0 + MOST_IN_ROUNDS
         tokens = min(1 / (1 - self._copying.share_right), most)
-        return Round(tokens, rows=min(2 * tokens, most))
+        return ExpectedRound(tokens, rows=min(2 * tokens, most))
 
     async def judge(self, draft: Draft) -> int:
         if not self._goes_on:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 
-class Round(NamedTuple):
+class ExpectedRound(NamedTuple):
     """What is to be expected of drafts that the engine makes and judges by itself, each."""
 
     tokens: float
@@ -48,7 +48,7 @@ class Offer(Protocol):
         """What must be done once before it can draft, such as reading the text."""
         ...
 
-    def round_behind(self) -> Round | None:
+    def round_behind(self) -> ExpectedRound | None:
         """Each of the rounds that follow a draft of its by themselves, if any do."""
         ...
 
