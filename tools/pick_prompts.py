@@ -123,9 +123,9 @@ def chat_that_has_begun(name: str | None) -> Callable[[str, str], str | None]:
     long, or there is no tokenizer."""
     if name is None:
         return lambda question, opening: None
-    from transformers import AutoTokenizer
+    from forerun.train.networks import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = load_tokenizer(name)
 
     def begun(question: str, opening: str) -> str | None:
         chat = [{"role": "user", "content": question}]
