@@ -131,10 +131,10 @@ class Captures:
         self.seconds = 0.0
         plain = graphs.capture_graph
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **options: Any) -> Any:
             began = time.perf_counter()
             try:
-                return plain(*arguments)
+                return plain(*arguments, **options)
             finally:
                 self.count += 1
                 self.seconds += time.perf_counter() - began

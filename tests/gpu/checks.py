@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from forerun.certify.testing import laws_along
 from forerun.checkpoints import tiny
 from forerun.checkpoints.drafters import write_drafter
 from forerun.engine import prefetch, prefetch_rounds
+from forerun.engine.graphs import ForwardRunner
 from forerun.options import Sampling
 
 PROMPTS = [[10, 20, 30, 10, 20], [7], list(range(40, 70)), [5, 5, 5, 9, 5, 5]]
@@ -230,7 +232,10 @@ FEATURE_CASES = [
     for dtype in ("float32", "bfloat16")
 ]
 AHEAD_CASES = [
-    (kind, dtype) for kind in ("blocks", "corrected") for dtype in ("float32", "bfloat16")
+    (kind, dtype, busy)
+    for kind in ("blocks", "corrected")
+    for dtype in ("float32", "bfloat16")
+    for busy in (False, True)
 ]
 
 
@@ -274,8 +279,26 @@ def liking(forward: Callable[..., Tensor], later: int) -> Callable[..., Tensor]:
     return liked
 
 
-def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str) -> None:
-    """A device that goes on by itself drafts and judges what it does step by step."""
+@contextmanager
+def behind() -> Iterator[None]:
+    """A device that is behind with its work, as with a large model: copies to it wait."""
+    forward = ForwardRunner.forward
+    x = torch.rand(4096, 4096, device="cuda")
+
+    def later(self: Any, *arguments: Any) -> Tensor:
+        x.mm(x)
+        return forward(self, *arguments)
+
+    ForwardRunner.forward = later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ForwardRunner.forward = forward  # type: ignore[method-assign]
+
+
+def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str, busy: bool) -> None:
+    """A device that goes on by itself drafts and judges what it does step by step, also where it
+    is behind."""
     torch.manual_seed(1)
     prefetch.LEAST_COST = 0.0
     LeanBackbone.forward = liking(LeanBackbone.forward, 1)  # type: ignore[method-assign]
@@ -300,13 +323,14 @@ def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str) -> None:
         for rounds in (0, 8):
             prefetch_rounds.MOST_ROUNDS = rounds
             model = forerun.load("tiny", device="cuda", dtype=dtype, lanes=8, max_context=128)
-            for _ in range(3):  # what is captured is there afterwards
-                results = model.generate(texts, draft=folder, **options)
+            with behind() if busy else nullcontext():
+                for _ in range(3):  # what is captured is there afterwards
+                    results = model.generate(texts, draft=folder, **options)
             told[rounds] = [
                 (r.token_ids, r.stats.forwards, r.stats.acceptance_histogram) for r in results
             ]
             assert bool(sum(gone_on)) == bool(rounds), "no device went on by itself"
-    assert told[8] == told[0], f"{kind} {dtype}: rounds differ"
+    assert told[8] == told[0], f"{kind} {dtype} {busy=}: rounds differ"
 
 
 GAP_CASES = [

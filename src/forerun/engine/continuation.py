@@ -44,7 +44,7 @@ from forerun.probability.logits import Warp, Warps, likeliest, warp_columns
 from forerun.probability.noise import FixedNoise, uniforms_ahead
 from forerun.probability.outcomes import Tokens
 from forerun.probability.pending import PendingLaws
-from forerun.probability.transfer import HostCopy, to_device
+from forerun.probability.transfer import HostCopy, send, to_device
 from forerun.sequence.question import Continuation, Written
 from forerun.sequence.rows import PlainText, next_token_plan, text_and_chain
 
@@ -410,9 +410,8 @@ class WritingProgram:
         self._first_BV = torch.zeros(rows, logits_BV.shape[1], dtype=logits_BV.dtype, device=device)
         vocab = logits_BV.shape[1]
         self._logits_BkV = self._first_BV.new_zeros(rows, size.tokens, vocab)
-        self._numbers = torch.zeros(
-            rows, 4 + size.tokens, dtype=torch.float64, pin_memory=on_gpu
-        )  # sampling parameters and noise of every sequence
+        # sampling parameters and noise of every sequence
+        self._numbers = torch.zeros(rows, 4 + size.tokens, dtype=torch.float64)
         self._numbers_BN = torch.zeros_like(self._numbers, device=device)
         self._run: Callable[[], Tensor] = self._program
         count = len(logits_BV)
@@ -448,7 +447,7 @@ class WritingProgram:
         numbers = self._numbers.numpy()
         numbers[:count, :4] = columns.T
         numbers[:count, 4:] = u_Bk
-        self._numbers_BN.copy_(self._numbers, non_blocking=True)
+        send(self._numbers, self._numbers_BN)
 
     def _program(self) -> Tensor:
         columns_4B = self._numbers_BN[:, :4].T

@@ -427,7 +427,8 @@ class RoundPrograms:
         for other in [one for one, program in self._programs.items() if not program.is_alive(one)]:
             del self._programs[other]
         device = rounds.logits_RV.device
-        if self._pool is None and device.type == "cuda":
+        no_pool = self._pool is None or not self._programs
+        if no_pool and device.type == "cuda":  # nor may one be used whose last capture is gone
             self._pool = torch.cuda.graph_pool_handle()
         try:
             with current_device(device):

@@ -45,7 +45,7 @@ from forerun.probability.pending import (
     made,
     write_masks,
 )
-from forerun.probability.transfer import HostCopy, to_device
+from forerun.probability.transfer import HostCopy, send, to_device
 from forerun.sequence.canvas import Canvas, Draw
 
 if TYPE_CHECKING:
@@ -622,7 +622,7 @@ class RuleProgram:
         numbers = [size.batch * each for each in (self._calls, self._rows, 4)]
         masks = self._mask_sizes()
         parts = [sum(integers), *numbers, sum(masks)]
-        self._host = torch.zeros(sum(parts), dtype=torch.long, pin_memory=on_gpu)
+        self._host = torch.zeros(sum(parts), dtype=torch.long)
         self._device = torch.zeros_like(self._host, device=device)
         self._host_integers, noise, ahead, warp, bits = np.split(
             self._host.numpy(), np.cumsum(parts)[:-1]
@@ -654,7 +654,6 @@ class RuleProgram:
         ]
         self._logits_RV = [logits_BLV.flatten(0, 1) for logits_BLV in self._logits]
         self._packed: PackedOutcome | None = None
-        self._sent: torch.cuda.Event | None = None  # what nobody may wait for
         self.fills = 0  # times that it was filled
         self._numbers: list[list[int]] = []  # the rows of logits that it was filled with
         self._run: Callable[[], Tensor] = self._program
@@ -683,9 +682,6 @@ class RuleProgram:
     def run_ahead(self, batch: RuleBatch, late: Sequence[Late]) -> Applied:
         """The same with arguments that only the device knows yet."""
         self._fill(batch)
-        if self._device.is_cuda:  # if nobody wants it, the next run may come before this one began
-            self._sent = torch.cuda.Event()
-            self._sent.record(torch.cuda.current_stream(self._device.device))
         return self._run_late(len(batch.draws), late)
 
     def run_again(self, count: int, logits_RV: Tensor, late: Sequence[Late]) -> Applied:
@@ -734,22 +730,15 @@ class RuleProgram:
         applied.ran = Ran(self, self.fills) if len(self._numbers) == 1 else None
         return applied
 
-    def _wait_until_sent(self) -> None:
-        """The numbers of a run that nobody waits for may still be on their way."""
-        if self._sent is not None:
-            self._sent.synchronize()
-            self._sent = None
-
     def run_tokens(self, draws: TokenDraws) -> Applied:
         """The same for a token each, from rows that lie side by side: no integers are needed."""
         count = len(draws.seqs)
-        self._wait_until_sent()
         self.fills += 1
         if draws.masks_RW is not None:
             bits = self._host_masks[0][: self.size.batch * words(self.size.vocab)]
             bits.reshape(self.size.batch, -1)[:count] = draws.masks_RW
         self._fill_numbers(draws.noise, draws.warp_4B)
-        self._device.copy_(self._host, non_blocking=True)
+        send(self._host, self._device)
         self._logits_RV[0][:count].copy_(draws.logits_RV)
         tensor = self._run()
         assert self._packed is not None
@@ -757,7 +746,6 @@ class RuleProgram:
 
     def _fill(self, batch: RuleBatch) -> None:
         """Put a batch into the fixed memory. Its first sequence stands in for those that miss."""
-        self._wait_until_sent()
         self.fills += 1
         size = self.size
         count = len(batch.draws)
@@ -775,7 +763,7 @@ class RuleProgram:
             if size.masked[index]:
                 self._write_masks(index, self._padded(source.laws, count))
         self._fill_numbers(batch.noise, batch.warp_4B)
-        self._device.copy_(self._host, non_blocking=True)
+        send(self._host, self._device)
         self._numbers = picked
         for index, (source, numbers) in enumerate(zip(batch.sources, picked)):
             self._pick(index, source.logits(), numbers)

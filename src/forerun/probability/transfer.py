@@ -39,6 +39,12 @@ def array_to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor if device.type != "cuda" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def send(numbers: Tensor, place: Tensor) -> None:
+    """Copy numbers of the host to where a device keeps them. The host does not wait, and may write
+    others at once: until the device has come to the copy, what is copied has memory of its own."""
+    place.copy_(numbers.pin_memory() if place.is_cuda else numbers, non_blocking=True)
+
+
 class HostCopy:
     """A tensor on its way to the host. Work queued on the device afterwards is not waited for."""
 
