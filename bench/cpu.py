@@ -305,7 +305,7 @@ def part_rows(file: str) -> dict[str, dict[str, float]]:
     for quantize in KINDS:
         with load(file, quantize, lanes=1) as model:
             times = {rows: forward_seconds(model, rows) for rows in ROWS}
-            floor = (model.backbone.weight_bytes - embedding_bytes(model)) / speed
+            floor = model.backbone.read_bytes / speed
             found[name_of(quantize)] = {
                 **{f"{rows}": round(1e3 * t, 1) for rows, t in times.items()},
                 "floor": round(1e3 * floor, 2),
@@ -317,14 +317,6 @@ def part_rows(file: str) -> dict[str, dict[str, float]]:
     if llama is not None:
         found["llama.cpp, the file's 4 bits"] = llama_rows(llama)
     return found
-
-
-def embedding_bytes(model: forerun.Model) -> int:
-    """Of the embedding a forward reads a few rows only, unless it is the last matrix too."""
-    backbone: Any = model.backbone
-    head = backbone.head
-    tied = isinstance(head, torch.Tensor) and head.data_ptr() == backbone.embed.data_ptr()
-    return 0 if tied else backbone.embed.nbytes
 
 
 def bytes_per_second() -> float:

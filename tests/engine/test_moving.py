@@ -169,5 +169,5 @@ def test_rows_that_do_not_move_write_another_text(monkeypatch):
 def test_large_models_write_token_by_token():
     m, _ = pair()
     assert m.host.at_once == continuation.MOST_TOKENS
-    m.backbone.weight_bytes = 10**9
+    m.backbone.read_bytes = 10**9
     assert m.host.at_once == 1

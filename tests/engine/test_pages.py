@@ -1,14 +1,16 @@
 """Slots in pages: shared, waited for and taken back, with the same texts as if there were room for
 all."""
 
+import resource
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import forerun
-from forerun.engine.cache import Memo
+from forerun.engine.cache import Memo, Slots, SlotShape
 from forerun.engine.costs import ROWS, StepCosts
 from forerun.engine.engine import Engine
 from forerun.engine.pace import Pace
@@ -350,3 +352,22 @@ def test_beside_text_that_comes_at_once_a_chunk_may_take_as_long_as_a_launch():
             pace.stepped(step, 8, reading)
         rows[at_once] = pace.rows
     assert rows[16] >= 8 * rows[1]
+
+
+def test_slots_take_no_memory_before_they_are_written():
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("the system does not say what memory is used")
+
+    def pages():
+        return int(statm.read_text().split()[1])
+
+    before = pages()
+    slots = Slots(SlotShape(4, 8, 8192, 2, 64), torch.bfloat16, torch.device("cpu"))
+    sizes = [tensor.nbytes for pair in map(slots.flat, range(4)) for tensor in pair]
+    assert sum(sizes) >= 4 * 8 * 8192 * 2 * 2 * 64 * 2
+    assert (pages() - before) * resource.getpagesize() < sum(sizes) / 10
+    slots.add_features([1], 64)
+    for tensor in (*slots.flat(0), slots.features[1]):
+        assert tensor.dtype == torch.bfloat16 and tensor.data_ptr() % 64 == 0
+        assert not tensor[-1].any() and not tensor[0].any()

@@ -402,7 +402,7 @@ def test_forwards_of_a_launch_count_as_one_of_their_kind():
 
 def test_a_large_model_is_asked_round_by_round(launches):
     m = model()
-    m.backbone.weight_bytes = 10**9
+    m.backbone.read_bytes = 10**9
     m.generate(LONG, method="lookup", ignore_eos=True, max_tokens=20)
     assert not launches
 

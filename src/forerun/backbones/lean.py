@@ -199,10 +199,14 @@ class LeanBackbone(SlottedBackbone):
     @cached_property
     def weight_bytes(self) -> int:
         """What all weights take, as they are kept."""
-        matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
-        sizes = [m.nbytes if isinstance(m, Tensor | Packed) else m.bytes for m in matrices]
         tied = isinstance(self.head, Tensor) and self.head.data_ptr() == self.embed.data_ptr()
-        return sum(sizes) + (0 if tied else self.embed.nbytes)
+        return self.read_bytes + (0 if tied else self.embed.nbytes)
+
+    @cached_property
+    def read_bytes(self) -> int:
+        """What a forward reads of them: all but an embedding of which it wants a few rows only."""
+        matrices = [self.head, *(m for layer in self.stack for m in layer.matrices)]
+        return sum(m.nbytes if isinstance(m, Tensor | Packed) else m.bytes for m in matrices)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         if batch.tiles is not None:

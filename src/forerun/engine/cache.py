@@ -6,6 +6,7 @@ Row i of a plan is written to slot i of its lane. Slots come in pages (`engine/p
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from forerun.sequence.rows import (
 FOR_SLOTS = 0.9
 # Rows in common that are worth copying a page for; fewer are run again.
 WORTH_COPYING = 8
+ALIGNED = 64  # bytes, as torch's own memory
 
 
 class Memo:
@@ -355,12 +357,22 @@ class SlotShape:
         return self.sizes or [same] * self.layers
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take neither memory nor time until they are touched: the system gives
+    pages of zeros. Torch's own are written one by one."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    count = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(count + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED  # where torch would begin
+    return torch.from_numpy(memory[start : start + count]).view(dtype).view(*shape)
+
+
 class Slots:
     """Keys and values of all lanes, one pair of tensors per layer: [slots, heads, dim]. Which slots
     are whose says `table`.
 
-    They begin as zeros, so that an unwritten slot can never bring a NaN into a masked product. On
-    a CPU untouched zeros cost no memory.
+    They begin as zeros, so that an unwritten slot can never bring a NaN into a masked product.
     """
 
     def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device):
@@ -372,12 +384,12 @@ class Slots:
         count = self.scratch_slot + 1
         for heads, key_dim, value_dim in shape.of_layers():
             if shape.joined:
-                both = torch.zeros((count, 2 * heads, key_dim), dtype=dtype, device=device)
+                both = zeros((count, 2 * heads, key_dim), dtype, device)
                 self._joined.append(both.flatten(1))
                 self._flat.append((both[:, :heads], both[:, heads:]))
                 continue
-            keys = torch.zeros((count, heads, key_dim), dtype=dtype, device=device)
-            values = torch.zeros((count, heads, value_dim), dtype=dtype, device=device)
+            keys = zeros((count, heads, key_dim), dtype, device)
+            values = zeros((count, heads, value_dim), dtype, device)
             self._flat.append((keys, values))
 
     def add_features(self, layers: Sequence[int], size: int) -> bool:
@@ -386,7 +398,7 @@ class Slots:
         new = [layer for layer in layers if layer not in self.features]
         keys, _ = self._flat[0]
         for layer in new:
-            self.features[layer] = keys.new_zeros(len(keys), size)
+            self.features[layer] = zeros((len(keys), size), keys.dtype, keys.device)
         return bool(new)
 
     def keep_features(self, layer: int, slots_T: Tensor, x_TE: Tensor) -> None:

@@ -55,7 +55,7 @@ MOST_TOKENS = 32  # in one launch
 MOST_PROGRAMS = 32
 # Plain text: one launch should take so long at most, or those who join would wait for it.
 LAUNCH_SECONDS = 1.2e-2
-LEAST_TOKENS_ON_CPU = 8  # fewer are written as fast one by one
+LEAST_TOKENS_ON_CPU = 4  # fewer are written as fast one by one
 # On a GPU a longer forward hides what the host does, if it begins before the last token is known.
 LEAST_TOKENS = 32
 SECONDS_PER_LAYER = 2e-5  # of a forward of few rows, as on an H200, and per parameter
@@ -119,7 +119,7 @@ class Continuations:
         """How many forwards take as long as a launch should."""
         backbone = self._host.backbone
         if self._host.runner.moves_rows:
-            size = getattr(backbone, "weight_bytes", backbone.cost * backbone.dtype.itemsize)
+            size = getattr(backbone, "read_bytes", backbone.cost * backbone.dtype.itemsize)
             return LAUNCH_SECONDS_ON_CPU * BYTES_PER_SECOND_ON_CPU / size
         layers = getattr(backbone, "layers", 1)
         return LAUNCH_SECONDS / (layers * SECONDS_PER_LAYER + backbone.cost * SECONDS_PER_PARAMETER)

@@ -29,7 +29,7 @@ def cost_of(backbone: Backbone, work: Work) -> Cost:
     heads_per_key = backbone.heads / backbone.key_heads
     weight_bytes = backbone.cost * width
     if getattr(backbone, "quantize", None) is not None:
-        weight_bytes = getattr(backbone, "weight_bytes", weight_bytes)
+        weight_bytes = getattr(backbone, "read_bytes", weight_bytes)
     attention_flops = 2 * heads_per_key * slot_bytes / width
     return Cost(
         flops=2 * backbone.cost * work.rows + attention_flops * work.pairs,
