@@ -8,7 +8,7 @@ SOURCES := src tests bench tools
 CLEAN := build/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test architectures soak load conformance scale mutants lint bench readme docs release hooks clean
+.PHONY: help demo test architectures soak load conformance scale mutants lint bench results docs release hooks clean
 .DELETE_ON_ERROR:
 
 help:                       ## show this list
@@ -54,10 +54,10 @@ lint: .venv/dev             ## run ruff, mypy, the layers of the package and the
 
 bench: .venv/dev .venv/smollm  ## measure beside transformers: the table of docs/speed.md
 	$(BIN)/python bench/core.py --json .venv/bench.json
-	$(BIN)/python bench/readme.py --speed .venv/bench.json
+	$(BIN)/python bench/results.py --speed .venv/bench.json
 
-readme: .venv/dev           ## measure the README's table, docs/results.md and the picture; DATA=corpus
-	$(BIN)/python bench/readme.py $(DATA)
+results: .venv/dev          ## measure the zoo: docs/results.md and the picture; DATA=corpus
+	$(BIN)/python bench/results.py $(DATA)
 
 docs: .venv/docs            ## build the documentation in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -5,6 +5,7 @@
     python bench/real.py --model CONVERTED --method s2d2 --baseline block@threshold=0.9 --out ...
     python bench/real.py --model ANY --method assd --baseline sequential --known 0.3 --out ...
     python bench/real.py --out real.json --report docs/real.md --answers FOLDER --curve NAME=CSV
+    python bench/real.py --readme README.md
 
 A method is METHOD[:DRAFT][@OPTION=VALUE...], and there may be several; the baseline is the model's
 own `ar` unless given. DATA is a folder with HumanEval.jsonl, GSM8K's test.jsonl and MT-Bench's
@@ -16,7 +17,8 @@ tokens of English and code, at random places, and fills the others. Errors are s
 prompts (over groups of prompts in a batch). `--peers` adds `transformers`' own `generate` on the
 same weights, plain, with prompt lookup, and with the assistant that `--assistant` names.
 `--answers` is a folder of bench/evaluate_real.py: its tables go into the page, and so do curves.
-With `--keep`, tables of other names that the page has already stay there.
+With `--keep`, tables of other names that the page has already stay there. `--readme` writes that
+page's own table from some of docs/real.md.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from auto import Captures
+from page import write_part
 
 import forerun
 from forerun.evaluate.scattered import scattered_canvases
@@ -43,6 +46,25 @@ from forerun.evaluate.tasks import MethodChoice
 
 START = "<!-- real: bench/real.py writes this part -->"
 END = "<!-- end of real -->"
+REPORT = Path(__file__).parents[1] / "docs" / "real.md"
+README = ("<!-- table: bench/real.py writes this part -->", "<!-- end of table -->")
+# Rows of the README: how a table of docs/real.md begins, what it is called there, and its method.
+SHOWN = [
+    ("SmolLM2-135M in 4 bits, auto over ar**", "SmolLM2-135M, 4 bits", "`auto`"),
+    ("SmolLM2-135M in 4 bits, lookup@k=5 over ar**", "", "`lookup`"),
+    (
+        "Qwen2.5-Coder-1.5B, its own drafter, specdiff:drafter@k=7 over",
+        "Qwen2.5-Coder-1.5B",
+        "`specdiff`, a drafter trained for it",
+    ),
+    (
+        "Qwen2.5-Coder-0.5B after Jacobi distillation, jacobi",
+        "Qwen2.5-Coder-0.5B, distilled",
+        "`jacobi`",
+    ),
+    ("SmolLM2-135M, any-subset adapters", "`smollm:any-subset`", "`assd`, 30 % given"),
+]
+CATEGORIES = ["chat", "maths", "code", "summarising", "translation", "retrieval"]
 
 TEXTS = [
     "The lighthouse on the northern cape was built in 1871 by stonemasons from three villages. For "
@@ -90,12 +112,15 @@ QUESTIONS = [
     "What must be booked in advance?",
 ]
 PEER_PROMPTS = 3  # of each category
-TURNS = 5  # at most, on a GPU: the first in which nothing is captured or compiled counts
+TURNS = 5  # at most: after one that reads the prompt, the first in which nothing is captured counts
 LANGUAGES = ["French", "German", "Spanish", "Italian"]
 
 
 def main() -> None:
     flags = parse(sys.argv[1:])
+    if flags.readme:
+        write_part(Path(flags.readme), summary(REPORT.read_text()), *README)
+        return
     file = Path(flags.out)
     runs = json.loads(file.read_text()) if file.exists() else []
     models = {name: load(name, flags) for name in (flags.model, flags.original) if name}
@@ -131,12 +156,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--assistant", help="a model that assists transformers' generate")
     parser.add_argument("--name", help="what the table calls this run")
     parser.add_argument("--seconds", type=float, default=1e9, help="for each method")
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", help="a file that runs are added to")
     parser.add_argument("--report")
+    parser.add_argument("--readme", help="write this page's table, and nothing else")
     parser.add_argument("--keep", action="store_true", help="other tables of the report stay")
     parser.add_argument("--answers", nargs="*", default=[])
     parser.add_argument("--curve", nargs="*", default=[], help="NAME=FILE of a training run")
-    return parser.parse_args(words)
+    flags = parser.parse_args(words)
+    if not flags.out and not flags.readme:
+        parser.error("--out FILE says where runs are kept")
+    return flags
 
 
 def objects(data: str, name: str) -> list[dict]:
@@ -246,7 +275,7 @@ def shown_name(method: str, flags: argparse.Namespace) -> str:
 
 def without_folders(word: str) -> str:
     """A word of the command line without what differs from machine to machine."""
-    return re.sub(r"(?<![\w.])~?/[\w./-]*/", "", word)
+    return re.sub(r"(?<![\w.])(?:~|\.[\w.-]*)?/[\w./-]*/", "", word)
 
 
 def shown_command(words: list[str]) -> str:
@@ -263,12 +292,13 @@ def measure(group: list[dict], sides: dict, flags: argparse.Namespace, captures:
     """What a group of prompts costs, by each side in turn."""
     found = {}
     for side, (model, word) in sides.items():
-        for turn in range(1 if model.backbone.device.type == "cpu" else TURNS):
+        for turn in range(TURNS):
             before = captures.count
             start = time.perf_counter()
             results = decode(model, group, word, flags)
             seconds = time.perf_counter() - start
-            if turn and captures.count == before:  # the first may compile, too
+            # the first side would read the prompt for all, and the first turn may compile
+            if turn and captures.count == before:
                 break
         tokens = sum(result.stats.tokens for result in results)
         found[side] = {
@@ -326,10 +356,14 @@ def peer_rate(network, model, asked: dict, tokens: int, options: dict) -> float:
     )
     ids = model.tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
     ids = ids.to(model.backbone.device)
-    start = time.perf_counter()
-    with torch.no_grad():
-        out = network.generate(ids, max_new_tokens=tokens, do_sample=False, **options)
-    return (out.shape[1] - ids.shape[1]) / (time.perf_counter() - start)
+    done = []
+    for most in (1, tokens):  # one token is what reading the prompt takes, which ours have read
+        start = time.perf_counter()
+        with torch.no_grad():
+            out = network.generate(ids, max_new_tokens=most, do_sample=False, **options)
+        done.append((out.shape[1] - ids.shape[1], time.perf_counter() - start))
+    (first, before), (last, after) = done
+    return (last - first) / (after - before)
 
 
 def plain_network(name: str, model):
@@ -444,6 +478,36 @@ def write_report(runs: list[dict], flags: argparse.Namespace) -> None:
         tables = tables_by_name(before) | tables_by_name(body)
         body = "\n".join(f"{table}\n" for table in tables.values())
     page.write_text(f"{head}{START}\n\n{body}\n{END}{tail}")
+
+
+def summary(report: str) -> str:
+    """Some tables of the report in one: speed over the baseline, by category."""
+    tables = tables_by_name(report.partition(START)[2])
+    alone = [name for name in tables if "temperature 0, batch 1," in name]
+    heads = ["model", "method", "on", "tokens/forward", *CATEGORIES]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    dates = set()
+    for begins, model, method in SHOWN:
+        [name] = [one for one in alone if one.startswith(f"**{begins}")]
+        table = tables[name]
+        cells = {row[0]: row for row in table_rows(table)}
+        place = cells[""].index(next(head for head in cells[""] if head.startswith("over")))
+        over = [cells[one][place].split(" ")[0] if one in cells else "" for one in CATEGORIES]
+        where = "2 CPU cores" if ", cpu, " in name else re.findall(r"NVIDIA (\w+)", name)[0]
+        lines.append(
+            f"| {' | '.join([model, method, where, cells['all'][2].split(' ')[0], *over])} |"
+        )
+        dates.add(table.split("\n")[0][-10:])
+    first, last = min(dates), max(dates)
+    told = "Tokens/s over plain decoding of the same model (`ar`, `sequential`), one text at a time"
+    where = "`python bench/real.py`; errors, machines and commands in [docs/real.md](docs/real.md)"
+    return "\n".join([*lines, "", f"{told}, temperature 0; {first} to {last}, {where}."])
+
+
+def table_rows(table: str) -> list[list[str]]:
+    """The cells of a table's lines."""
+    lines = [line for line in table.split("\n") if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def tables_by_name(text: str) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""Measure all methods once, and write the README's short table, the full one of docs/results.md,
-and the picture of a real trace: python bench/readme.py [DATA]
+"""Measure all methods once on the zoo, and write the table of docs/results.md and the picture of a
+real trace: python bench/results.py [DATA]
 
 DATA is a folder of .py files or a .jsonl[.xz] corpus: prompts are then held-out text of it, whose
 true continuations are known. And with `--speed FILE` the table of docs/speed.md, from what
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demo import SPECULATIVE
-from page import write_part, write_tables
+from page import write_tables
 
 import forerun
 from forerun.api import Prompt
@@ -35,38 +35,22 @@ from forerun.requests.traces import trace_lines
 from forerun.train.data import held_out_windows
 
 ROOT = Path(__file__).parents[1]
-START = "<!-- table: bench/readme.py writes this part -->"
-END = "<!-- end of table -->"
 GIVEN_TOKENS = 64
 SETTINGS = ComparisonSettings(max_tokens=64, rounds=3)
 
-# Columns of `forerun compare` -> what a page calls them.
-SHORT = {
+# Columns of `forerun compare` -> what the page calls them.
+COLUMNS = {
     "model": "model",
     "method": "method",
     "guarantee": "guarantee",
     "tokens/forward": "tokens/forward",
     "tokens/s": "tokens/s",
     "over ar": "over ar",
-}
-FULL = {
-    **SHORT,
     "speed-up": "over reference",
     "reference's": "same as reference",
     "perplexity": "perplexity",
     "first line right": "first line right",
 }
-# The README's rows: one method per kind of model, and the one that all are compared with.
-SHORT_ROWS = (
-    ("zoo:ar", "ar"),
-    ("zoo:ar", "auto"),
-    ("zoo:ar", "lookup"),
-    ("zoo:consistency", "jacobi"),
-    ("zoo:any-subset", "assd"),
-    ("zoo:masked", "ssd"),
-    ("zoo:block", "s2d2-exact"),
-)
-
 Cells = dict[str, str]
 
 
@@ -108,32 +92,15 @@ def measured(data: str | None, count: int) -> Report:
     return Report(machine=machine(), prompts=len(prompts), rows=rows, **asdict(SETTINGS))
 
 
-def short_rows(rows: list[Cells]) -> list[Cells]:
-    """The rows that the README shows; of a method with several options, the first."""
-    first: dict[tuple[str, str], Cells] = {}
-    for row in rows:
-        first.setdefault((row["model"], row["method"].split(" (")[0]), row)
-    return [first[name] for name in SHORT_ROWS]
-
-
-def table(rows: list[Cells], headings: dict[str, str]) -> str:
-    lines = [f"| {' | '.join(headings.values())} |", "|---" * len(headings) + "|"]
+def table(rows: list[Cells]) -> str:
+    lines = [f"| {' | '.join(COLUMNS.values())} |", "|---" * len(COLUMNS) + "|"]
     previous = None
     for row in rows:
         model = f"`{row['model']}`" if row["model"] != previous else ""
-        others = [row[column] for column in headings if column != "model"]
+        others = [row[column] for column in COLUMNS if column != "model"]
         lines.append(f"| {' | '.join([model, *others])} |")
         previous = row["model"]
     return "\n".join(lines)
-
-
-def write_pages(report: Report) -> None:
-    """The README's table and the full one, from one measurement."""
-    rows = [cells(row) for row in report.rows]
-    short = f"{table(short_rows(rows), SHORT)}\n\n`make readme`: {caption(report, judged=False)}."
-    full = f"{table(rows, FULL)}\n\n`make readme`: {caption(report)}."
-    write_part(ROOT / "README.md", short, START, END)
-    write_tables("results.md", full)
 
 
 def speed(report: dict[str, Any]) -> str:
@@ -180,7 +147,9 @@ def main() -> None:
     if arguments.speed:
         write_tables("speed.md", speed(json.loads(arguments.speed.read_text())))
         return
-    write_pages(measured(arguments.data, arguments.count))
+    report = measured(arguments.data, arguments.count)
+    rows = table([cells(row) for row in report.rows])
+    write_tables("results.md", f"{rows}\n\n`make results`: {caption(report)}.")
     draw_trace()
 
 
