@@ -232,10 +232,10 @@ FEATURE_CASES = [
     for dtype in ("float32", "bfloat16")
 ]
 AHEAD_CASES = [
-    (kind, dtype, busy)
+    (kind, dtype, device)
     for kind in ("blocks", "corrected")
     for dtype in ("float32", "bfloat16")
-    for busy in (False, True)
+    for device in ("idle", "busy")
 ]
 
 
@@ -296,7 +296,7 @@ def behind() -> Iterator[None]:
         ForwardRunner.forward = forward  # type: ignore[method-assign]
 
 
-def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str, busy: bool) -> None:
+def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str, device: str) -> None:
     """A device that goes on by itself drafts and judges what it does step by step, also where it
     is behind."""
     torch.manual_seed(1)
@@ -323,14 +323,14 @@ def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str, busy: bool) 
         for rounds in (0, 8):
             prefetch_rounds.MOST_ROUNDS = rounds
             model = forerun.load("tiny", device="cuda", dtype=dtype, lanes=8, max_context=128)
-            with behind() if busy else nullcontext():
+            with behind() if device == "busy" else nullcontext():
                 for _ in range(3):  # what is captured is there afterwards
                     results = model.generate(texts, draft=folder, **options)
             told[rounds] = [
                 (r.token_ids, r.stats.forwards, r.stats.acceptance_histogram) for r in results
             ]
             assert bool(sum(gone_on)) == bool(rounds), "no device went on by itself"
-    assert told[8] == told[0], f"{kind} {dtype} {busy=}: rounds differ"
+    assert told[8] == told[0], f"{kind} {dtype} {device}: rounds differ"
 
 
 GAP_CASES = [
