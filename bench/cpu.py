@@ -90,9 +90,7 @@ def median_seconds(run: Callable[[], object], turns: int = 5) -> float:
 # -- loading ------------------------------------------------------------------------------------
 
 LOADING = (
-    "import sys, time; import torch, transformers, forerun, forerun.api; "
-    "import transformers.models.llama.modeling_llama, transformers.models.qwen2.modeling_qwen2; "
-    "from transformers import AutoModelForCausalLM, AutoTokenizer; t = time.perf_counter(); "
+    "import sys, time; import torch, transformers, forerun, forerun.api; t = time.perf_counter(); "
     "forerun.load(sys.argv[1], lanes=1, max_context=512, quantize=eval(sys.argv[2])); "
     "print(time.perf_counter() - t)"
 )
@@ -186,10 +184,10 @@ def llama_write(llama: Any, prompt: Sequence[int]) -> None:
 def their_speeds(
     file: str, dtype: torch.dtype, prompt: Sequence[int], compiled: bool = False
 ) -> dict[str, float]:
-    from forerun.checkpoints import resolve
+    from forerun.train.networks import load_network, move
 
-    network: Any = resolve.load_network(file, CPU, torch.float32)
-    network = network.network.to(dtype)
+    network: Any = load_network(file)
+    move(network, CPU, dtype)
     ids = torch.tensor([list(prompt)])
 
     @torch.inference_mode()
@@ -214,12 +212,10 @@ def their_speeds(
 
 def vllm_speeds(python: str, file: str, dtype: str, prompt: Sequence[int]) -> dict[str, float]:
     """The same by `bench/vllm_speeds.py`, in vLLM's own environment."""
-    from forerun.checkpoints import resolve
+    from forerun.train.networks import load_network
 
     with tempfile.TemporaryDirectory() as folder:
-        loaded: Any = resolve.load_network(file, CPU, torch.float32)
-        loaded.network.save_pretrained(folder)
-        del loaded
+        load_network(file).save_pretrained(folder)
         gc.collect()
         asked = dict(model=folder, dtype=dtype, prompt=list(prompt), tokens=TOKENS)
         out = subprocess.run(
@@ -267,10 +263,9 @@ def speeds(write: Callable[[int, int], None]) -> dict[str, float]:
 
 
 def prompt_of(file: str) -> list[int]:
-    from forerun.checkpoints import resolve
+    from forerun.train.networks import load_tokenizer
 
-    tokenizer: Any = resolve.load_network(file, CPU, torch.float32).tokenizer
-    return list(tokenizer(text()).input_ids[:PROMPT])
+    return list(load_tokenizer(file)(text()).input_ids[:PROMPT])
 
 
 def part_decode(file: str, only: str | None, vllm: str | None) -> dict[str, dict[str, float]]:

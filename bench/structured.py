@@ -32,8 +32,8 @@ import torch
 from schemas import openapi_schemas, schemas
 
 import forerun
-from forerun.checkpoints import resolve
 from forerun.engine.clock import Clock
+from forerun.train.networks import load_network, load_tokenizer, move
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "structured.json"
@@ -442,8 +442,9 @@ def beside(asked: argparse.Namespace) -> None:
 
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, asked.dtype or "float32")
-    loaded = resolve.load_network(asked.model, torch.device(device), dtype)
-    network, tokenizer = loaded.network, loaded.tokenizer
+    network: Any = load_network(asked.model)
+    move(network, torch.device(device), dtype)
+    tokenizer = load_tokenizer(asked.model)
     vocab = network.config.vocab_size
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab)
     compiler = xgrammar.GrammarCompiler(info)

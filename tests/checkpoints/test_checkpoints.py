@@ -11,6 +11,7 @@ import forerun
 from forerun.checkpoints import resolve, tiny
 from forerun.checkpoints.tokenizers import decoder_of
 from forerun.errors import BadCheckpoint, BadOption, NotAble
+from tests.checkpoints.gguf_files import write_gguf
 from tests.helpers import ARCHITECTURES, PROMPTS, network
 
 gguf = pytest.importorskip("gguf") if find_spec("gguf") else None
@@ -162,55 +163,6 @@ def test_padded_embeddings_are_never_generated():
     m = forerun.from_network(wide, tiny.tokenizer(), lanes=1, max_context=64)
     tokens = m.generate([1, 2], max_tokens=50, temperature=5.0, ignore_eos=True).token_ids
     assert m.vocab == tiny.VOCAB and max(tokens) < tiny.VOCAB
-
-
-def write_gguf(path):
-    """A tiny Llama in the GGUF layout."""
-    net = tiny.build("llama")
-    shape = tiny.SHAPE
-    out = gguf.GGUFWriter(path, "llama")
-    out.add_block_count(shape["num_hidden_layers"])
-    out.add_context_length(512)
-    out.add_embedding_length(shape["hidden_size"])
-    out.add_feed_forward_length(shape["intermediate_size"])
-    out.add_head_count(shape["num_attention_heads"])
-    out.add_head_count_kv(shape["num_key_value_heads"])
-    out.add_layer_norm_rms_eps(1e-6)
-    out.add_rope_freq_base(10000.0)
-    out.add_rope_dimension_count(16)
-    out.add_vocab_size(tiny.VOCAB)
-    vocab = sorted(tiny.tokenizer().get_vocab().items(), key=lambda kv: kv[1])
-    out.add_tokenizer_model("gpt2")
-    tokens = [token for token, _ in vocab]
-    tokens[200] = "ab"  # a merge needs its result in the vocabulary
-    out.add_token_list(tokens)
-    out.add_token_types([3 if token == "<|end|>" else 1 for token, _ in vocab])
-    out.add_token_merges(["a b"])
-    out.add_eos_token_id(tiny.VOCAB - 1)
-    names = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    state = net.state_dict()
-    out.add_tensor("token_embd.weight", state["model.embed_tokens.weight"].numpy())
-    out.add_tensor("output.weight", state["lm_head.weight"].numpy())
-    out.add_tensor("output_norm.weight", state["model.norm.weight"].numpy())
-    for layer in range(shape["num_hidden_layers"]):
-        for ours, theirs in names.items():
-            out.add_tensor(
-                f"blk.{layer}.{theirs}.weight", state[f"model.layers.{layer}.{ours}.weight"].numpy()
-            )
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
 
 
 @pytest.mark.skipif(gguf is None, reason="needs the package gguf")

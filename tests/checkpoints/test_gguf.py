@@ -10,26 +10,29 @@ import torch
 from safetensors.torch import load_file
 
 import forerun
+from forerun.backbones.plain import KINDS as KINDS_OF_SHAPE
+from forerun.backbones.rotary import rotations
 from forerun.checkpoints import gguf as ours
-from forerun.checkpoints import resolve
+from forerun.checkpoints import gguf_blocks, gguf_plain, resolve
 from forerun.checkpoints.files import Source
 from forerun.checkpoints.tokenizers import _add_control_tokens, load_tokenizer
+from forerun.errors import BadCheckpoint
 from forerun.train import networks
-from tests.checkpoints.test_checkpoints import write_gguf
+from tests.checkpoints.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "F16")
+KINDS = (*gguf_blocks.WIDEN, "Q5_1", "F16")
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_blocks_are_widened_to_the_packages_own_bits(name, monkeypatch):
-    monkeypatch.setattr(ours, "BLOCKS_AT_ONCE", 24)  # so that there are several parts
+    monkeypatch.setattr(gguf_blocks, "VALUES_AT_ONCE", 1000)  # so that there are several parts
     kind = gguf.GGMLQuantizationType[name]
     values, size = gguf.GGML_QUANT_SIZES[kind]
     rows = np.random.default_rng(0).integers(0, 120, (40, 512 // values * size), np.uint8)
     expected = gguf.quants.dequantize(rows, kind)
-    found = ours.widen(rows, kind)
+    found = gguf_blocks.widen(rows, kind)
     assert found.shape == expected.shape
     assert np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
 
@@ -39,11 +42,74 @@ def load_state(path):
     return loaded, loaded.network.state_dict()
 
 
+def write_theirs(path):
+    """A file that is left to the library."""
+    write_gguf(path, scaled=True)
+
+
+def same_tokenizer(ours, theirs):
+    return (
+        ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+        and ours.special_tokens_map == theirs.special_tokens_map
+        and ours.chat_template == theirs.chat_template
+        and ours.get_vocab() == theirs.get_vocab()
+    )
+
+
+@pytest.mark.parametrize("without", [" ", "output.weight"])
+@pytest.mark.parametrize("arch", KINDS_OF_SHAPE)
+def test_a_file_of_the_llama_shape_is_read_as_the_library_reads_it(arch, without, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, arch, without=without)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype="auto")
+    ours = gguf_plain.read(path, None)
+    assert ours is not None and ours.dtype == theirs.dtype
+    state, expected = ours.state_dict(), theirs.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == (without != " ")
+    said = {"head_dim": 64 // 4, **vars(theirs.config), "model_type": theirs.config.model_type}
+    assert {name: said[name] for name in vars(ours.config)} == vars(ours.config)
+    turns, their_turns = (
+        rotations(network.model.rotary_emb, 512, torch.device("cpu")) for network in (ours, theirs)
+    )
+    assert all(torch.equal(*pair) for pair in zip(turns, their_turns))
+    assert gguf_plain.read(path, torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("arch", KINDS_OF_SHAPE)
+def test_both_ways_to_read_a_file_give_one_text(arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, arch)
+    texts = []
+    for read in (gguf_plain.read, lambda path, dtype: None):
+        monkeypatch.setattr(gguf_plain, "read", read)
+        with forerun.load(str(path), lanes=1, max_context=64) as model:
+            assert model.backbone.has_fixed_kernels or model.backbone.moves_rows
+            texts.append(
+                model.generate([1, 2, 3], max_tokens=20, temperature=1.0, seed=1).token_ids
+            )
+    assert texts[0] == texts[1]
+
+
+def test_what_is_not_of_the_shape_is_left_to_the_library(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_theirs(path)
+    assert gguf_plain.read(path, None) is None
+    write_gguf(path, without="blk.1.attn_k")
+    assert gguf_plain.read(path, None) is None
+    with pytest.raises(BadCheckpoint, match="k_proj"):
+        forerun.load(str(path))
+
+
 def test_a_file_gives_the_librarys_weights_and_tokenizer_read_or_kept(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
-    write_gguf(str(tmp_path / "tiny.gguf"))
+    write_theirs(tmp_path / "tiny.gguf")
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
     ).state_dict()
@@ -55,11 +121,28 @@ def test_a_file_gives_the_librarys_weights_and_tokenizer_read_or_kept(tmp_path, 
         loaded, state = load_state(tmp_path / "tiny.gguf")
         assert state.keys() == theirs.keys(), turn
         assert all(torch.equal(state[key], theirs[key]) for key in state), turn
-        own = loaded.tokenizer
-        assert own.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str(), turn
-        assert own.special_tokens_map == tokenizer.special_tokens_map
-        assert own.chat_template == tokenizer.chat_template
+        assert same_tokenizer(loaded.tokenizer, tokenizer), turn
     assert reads == [1]  # the second time nothing was read
+
+
+@pytest.mark.parametrize("damage", [None, "tokenizer.json", "tokenizer_config.json"])
+def test_the_tokenizer_of_the_llama_shape_is_the_librarys_made_or_kept(
+    damage, tmp_path, monkeypatch
+):
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
+    write_gguf(tmp_path / "tiny.gguf")
+    expected = load_tokenizer(Source("tiny", str(tmp_path), "tiny.gguf"))
+    plain = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    assert same_tokenizer(expected, plain)
+    for turn in ("made", "kept"):
+        loaded, _ = load_state(tmp_path / "tiny.gguf")
+        assert same_tokenizer(loaded.tokenizer, expected), turn
+        (folder,) = (tmp_path / "kept" / "gguf").iterdir()
+        if damage is not None:
+            (folder / damage).write_text("{")
+    assert not list(folder.glob("*.safetensors"))  # weights are read as fast from the file
 
 
 def test_control_tokens_are_one_token_each(tmp_path):
@@ -103,7 +186,7 @@ def damage_the_manifest(folder):
 )
 def test_what_was_kept_is_made_anew_where_it_is_damaged(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "kept"))
-    write_gguf(str(tmp_path / "tiny.gguf"))
+    write_theirs(tmp_path / "tiny.gguf")
     _, state = load_state(tmp_path / "tiny.gguf")
     (folder,) = (tmp_path / "kept" / "gguf").iterdir()
     damage(folder)
@@ -119,7 +202,7 @@ def test_a_changed_file_is_read_again_and_a_folder_that_cannot_be_written_is_no_
     kept = tmp_path / "kept"
     monkeypatch.setenv("FORERUN_CACHE", str(kept))
     path = tmp_path / "tiny.gguf"
-    write_gguf(str(path))
+    write_theirs(path)
     load_state(path)
     os.utime(path, ns=(1, 1))
     load_state(path)

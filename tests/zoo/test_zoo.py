@@ -1,6 +1,8 @@
 """The embedded models: whole, small enough, documented, and really trained."""
 
 import inspect
+import subprocess
+import sys
 import textwrap
 import time
 
@@ -9,6 +11,7 @@ import torch
 
 import forerun
 from forerun import zoo
+from forerun.backbones.rotary import rotations
 from forerun.errors import BadCheckpoint, BadOption
 from forerun.train.autoregressive import AutoregressiveObjective
 from forerun.train.recipe import read
@@ -48,6 +51,31 @@ def test_the_tokenizer_brings_text_back():
     for text in (inspect.getsource(textwrap), "naïve = '日本 🎉'\n\tx\r\n", " \n\n  "):
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert (len(tokenizer), tokenizer.eos_token_id, tokenizer.mask_token_id) == (4096, 0, 1)
+
+
+@pytest.mark.parametrize("name", zoo.shipped())
+def test_the_weights_alone_are_those_of_the_network(name):
+    network, _ = zoo.load(name, torch.float32, "cpu")
+    plain, _ = zoo.load_plain(name, torch.float32, "cpu")
+    state, expected = plain.state_dict(), network.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[key], expected[key]) for key in state)
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
+    turns, their_turns = (
+        rotations(each.model.rotary_emb, 1024, torch.device("cpu")) for each in (plain, network)
+    )
+    assert all(torch.equal(*pair) for pair in zip(turns, their_turns))
+
+
+def test_decoding_imports_no_models_of_the_library():
+    """They take three seconds, nearly half of what `forerun generate` would take."""
+    run = (
+        "import sys, forerun; model = forerun.load('zoo:ar', lanes=1); "
+        "print(model.generate('def f(', max_tokens=2).token_ids); "
+        "assert 'torch._dynamo' not in sys.modules; "
+        "assert not [m for m in sys.modules if m.startswith('transformers.model')]"
+    )
+    subprocess.run([sys.executable, "-c", run], check=True, timeout=300)
 
 
 def test_the_models_know_python_and_the_larger_knows_more():

@@ -38,6 +38,7 @@ from forerun.backbones.native import (
     runs_floats,
 )
 from forerun.backbones.native.rounds import Runner
+from forerun.backbones.plain import Part, PlainNetwork
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
-LAYERS = (nn.Linear, QuantisedLinear)
+LAYERS = (nn.Linear, QuantisedLinear, Part)
 # Attention of a quantised model looks at so many slots at once, masked where a row must not see
 # them: then a row's sums are cut at the same places whatever runs beside it.
 SLOTS_AT_ONCE = 16
@@ -87,10 +88,18 @@ class Layer:
         return self.qkv, self.out, self.gate_up, self.down
 
 
-def fits(model: PreTrainedModel, context: int) -> bool:
-    """Is this a network of the Llama shape, with plain weights, and full attention within so many
-    positions?"""
+def processes(model: Any) -> int:
+    """Over how many processes the library split its layers. Each process then has its share of the
+    heads, and of their keys and values."""
+    return int(getattr(model, "tp_size", None) or 1)
+
+
+def fits(model: PreTrainedModel | PlainNetwork, context: int) -> bool:
+    """Is this a network of the Llama shape, whole, with plain weights, and full attention within so
+    many positions?"""
     config: Any = model.config
+    if processes(model) > 1:
+        return False
     if config.model_type not in SHAPES or getattr(config, "hidden_act", None) != "silu":
         return False
     # Quantised weights are packed, in layers of a class of their own.
@@ -115,8 +124,8 @@ def _names_quantisation(config: Any) -> bool:
 
 
 class LeanBackbone(SlottedBackbone):
-    """Rows to logits. It takes the weights over from a `transformers` model, which is not needed
-    afterwards."""
+    """Rows to logits. It takes the weights over from a `transformers` model, or from what has its
+    weights only; neither is needed afterwards."""
 
     capturable = True
     has_fixed_kernels = True
@@ -125,7 +134,7 @@ class LeanBackbone(SlottedBackbone):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | PlainNetwork,
         vocab: int,
         context: int,
         quantize: str | None = None,

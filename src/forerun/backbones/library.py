@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.backbones.interface import INTERFACE, RowAttention, RowDriver, ScoreOptions
+from forerun.backbones.lean import processes
 from forerun.backbones.rotary import begins_anew, replace_changing, trained_context
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import LayerSize, Slots, SlotShape
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LISTENING = 3  # tokens of the forward in which a model shows what it keeps
-
-
-def processes(model: PreTrainedModel) -> int:
-    """Over how many processes the library split its layers. Each process then has its share of the
-    heads, and of their keys and values."""
-    return int(getattr(model, "tp_size", None) or 1)
 
 
 class LibraryBackbone(SlottedBackbone):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forerun.backbones.library import processes
+from forerun.backbones.lean import processes
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.sequence.rows import Plan, causal_rows

@@ -1,12 +1,13 @@
 """GGUF files, read quickly: `transformers` knows their architectures and tokenizers; what was slow
 in it is replaced while it reads, and what it made is kept for the next time.
 
-The values are the library's own, bit for bit: blocks are widened by the same arithmetic, only more
-of them at a time, and names are mapped once instead of once per module.
+The values are the library's own, bit for bit: blocks are widened by the same arithmetic
+(`gguf_blocks.py`), and names are mapped once instead of once per module.
 
-What was read is kept as a plain checkpoint in the user's cache folder (`FORERUN_CACHE` names
-another; 'off' keeps nothing). An entry is found by the file's path, size, time and ends, and by the
-versions that made it. One that is damaged is made anew.
+What took long is kept in the user's cache folder (`FORERUN_CACHE` names another; 'off' keeps
+nothing): the tokenizer, and of models that are not of the Llama shape (`gguf_plain.py`) a plain
+checkpoint. An entry is found by the file's path, size, time and ends, and by the versions that made
+it. One that is damaged is made anew.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import numpy as np
 
 from forerun.backbones.measure import cache_folder
+from forerun.checkpoints.files import quiet
+from forerun.checkpoints.gguf_blocks import widen
+from forerun.errors import BadCheckpoint
 
-FORMAT = 2  # of what is kept
+FORMAT = 3  # of what is kept
 CONTROL = 3  # the kind of tokens that no text spells
 ENDS = 1 << 20  # bytes at either end of a file by which it is known
 MOST_BYTES = 16 << 30  # that is kept in all; the entries used least recently go first
-BLOCKS_AT_ONCE = 1 << 14
 MANIFEST = "forerun_gguf.json"
+Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
@@ -138,32 +141,8 @@ def control_tokens(path: Path) -> list[str]:
     return [word for word, kind in zip(values("tokens"), values("token_type")) if kind == CONTROL]
 
 
-def widen(data: np.ndarray, kind: Any) -> np.ndarray:
-    """The float32 values of a tensor's blocks: as `gguf.dequantize`, many blocks at a time and on
-    all threads."""
-    import gguf.quants
-    import torch
-
-    traits = gguf.quants._type_traits.get(kind)
-    if traits is None:  # not in blocks
-        return gguf.quants.dequantize(data, kind)
-    traits.init_grid()
-    blocks = np.asarray(data).view(np.ndarray).reshape(-1, traits.type_size)
-    out = np.empty((len(blocks), traits.block_size), np.float32)
-    # so that what is made in between stays in the processor's cache
-    step = max(1, BLOCKS_AT_ONCE * 32 // traits.block_size)
-
-    def fill(first: int) -> None:
-        some = slice(first, first + step)
-        out[some] = traits.dequantize_blocks(blocks[some])
-
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-        list(pool.map(fill, range(0, len(blocks), step)))
-    return out.reshape(*data.shape[:-1], -1)
-
-
-def entry_of(path: Path, precision: str) -> Path | None:
-    """The folder in which the checkpoint of a file is kept, whether or not it is there yet."""
+def entry_of(path: Path, what: str) -> Path | None:
+    """The folder in which something made from a file is kept, whether or not it is there yet."""
     import transformers
 
     folder = cache_folder()
@@ -172,7 +151,7 @@ def entry_of(path: Path, precision: str) -> Path | None:
     path = path.resolve()
     about = path.stat()
     known_by = [str(path), about.st_size, about.st_mtime_ns, FORMAT, transformers.__version__]
-    digest = hashlib.sha256(json.dumps([*known_by, precision]).encode())
+    digest = hashlib.sha256(json.dumps([*known_by, what]).encode())
     digest.update(_ends(path))
     return folder / "gguf" / f"{path.stem}-{digest.hexdigest()[:20]}"
 
@@ -197,15 +176,37 @@ def is_whole(entry: Path) -> bool:
     return bool(manifest)
 
 
-def keep(entry: Path, network: Any, tokenizer: Any) -> None:
-    """Keep a checkpoint that was read from a file. Where it cannot be written, nothing is kept."""
+def kept_or_made(
+    entry: Path | None,
+    read: Callable[[Path], Made],
+    make: Callable[[], Made],
+    write: Callable[[Made, Path], None],
+) -> Made:
+    """What was kept in an entry; where that is not whole, it is made, and kept for next time."""
+    if entry is not None and is_whole(entry):
+        with contextlib.suppress(BadCheckpoint):  # damaged all the same: it is made anew
+            found = read(entry)
+            touch(entry)
+            return found
+    made = make()
+    if entry is not None:
+        with quiet():
+            _keep(entry, lambda folder: write(made, folder))
+    return made
+
+
+def _keep(entry: Path, write: Callable[[Path], None]) -> None:
+    """Keep what is written. Where it cannot be, nothing is kept."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=entry.parent))
     except OSError:
         return
     try:
-        _write(part, network, tokenizer)
+        write(part)
+        files = [file for file in part.iterdir() if file.is_file()]
+        manifest = {file.name: [file.stat().st_size, zlib.crc32(_ends(file))] for file in files}
+        (part / MANIFEST).write_text(json.dumps(manifest))
         if entry.exists():  # damaged
             shutil.rmtree(entry)
         part.rename(entry)
@@ -224,7 +225,8 @@ def as_plain(network: Any) -> Any:
     return network
 
 
-def _write(folder: Path, network: Any, tokenizer: Any) -> None:
+def write_network(network: Any, folder: Path) -> None:
+    """Write a network that was read from a file as a plain checkpoint."""
     named = network.config.__dict__.pop("quantization_config", None)
     quantizer = network.__dict__.pop("hf_quantizer", None)
     try:
@@ -234,11 +236,6 @@ def _write(folder: Path, network: Any, tokenizer: Any) -> None:
             network.config.quantization_config = named
         if quantizer is not None:
             network.hf_quantizer = quantizer
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    files = [file for file in folder.iterdir() if file.is_file()]
-    manifest = {file.name: [file.stat().st_size, zlib.crc32(_ends(file))] for file in files}
-    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def _forget_oldest(newest: Path) -> None:

@@ -259,23 +259,25 @@ def parallel_arguments(source: Source) -> dict[str, object]:
 
 
 def backbone_of(
-    network: PreTrainedModel, vocab: int, context: int, quantize: str | None = None
+    network: Any, vocab: int, context: int, quantize: str | None = None
 ) -> SlottedBackbone:
     """The lean decoder where it fits, XLNet's own, else the library's model driven by rows, which
     must prove itself."""
-    from forerun.backbones import lean, library, xlnet
+    from forerun.backbones import lean
 
     if quantize is not None:
         check_quantize(network, context, quantize)
         return lean.LeanBackbone(network, vocab, context, quantize)
     if network.config.model_type == "xlnet":
+        from forerun.backbones import xlnet
+
         return xlnet.XLNetBackbone(network, vocab, context)
-    if lean.fits(network, context) and library.processes(network) == 1:
+    if lean.fits(network, context):
         return lean.LeanBackbone(network, vocab, context)
     return _proven(network, vocab, context)
 
 
-def check_quantize(network: PreTrainedModel, context: int, quantize: str) -> None:
+def check_quantize(network: Any, context: int, quantize: str) -> None:
     """Refuse to quantise what cannot be."""
     from forerun.backbones import lean
 

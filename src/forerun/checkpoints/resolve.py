@@ -6,7 +6,6 @@ A name is 'tiny[:ARCH[:SEED]]', 'zoo:NAME', 'smollm', a directory, a .gguf file 
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +15,35 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forerun.checkpoints import diffusion, formats, gguf, hub, offline, quantised, tiny
+from forerun import zoo
+from forerun.checkpoints import (
+    diffusion,
+    formats,
+    gguf,
+    gguf_plain,
+    hub,
+    offline,
+    quantised,
+    tiny,
+)
 from forerun.checkpoints.adapters import add as add_adapters
 from forerun.checkpoints.adapters import split
-from forerun.checkpoints.files import Source, quiet, read_json
-from forerun.checkpoints.tokenizers import check_files_fit, load_tokenizer, stop_tokens
+from forerun.checkpoints.files import Source, read_json
+from forerun.checkpoints.tokenizers import (
+    check_files_fit,
+    load_gguf_tokenizer,
+    load_tokenizer,
+    stop_tokens,
+)
 from forerun.engine.backbone import Backbone
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.families.block import Block
 from forerun.families.masked import Masked
-from forerun.zoo import load as load_zoo
-from forerun.zoo import shipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from forerun.backbones.plain import PlainNetwork
 
 HUB_ID = re.compile(r"[^/@.~][^/@]*/[^/@]+")
 GPT2_END = 50256  # what ends a text of a diffusion transformer that does not say it
@@ -37,9 +51,9 @@ GPT2_END = 50256  # what ends a text of a diffusion transformer that does not sa
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A `transformers` network, whose config says its family."""
+    """A `transformers` network, or the weights of one, whose config says its family."""
 
-    network: PreTrainedModel
+    network: PreTrainedModel | PlainNetwork
     tokenizer: PreTrainedTokenizerBase | None
 
 
@@ -82,7 +96,8 @@ def load_network(
     loaded = _load_base(base, options)
     if adapters is None or isinstance(loaded, LoadedBackbone):
         return loaded
-    return LoadedNetwork(add_adapters(loaded.network, adapters), loaded.tokenizer)
+    network: Any = loaded.network
+    return LoadedNetwork(add_adapters(network, adapters), loaded.tokenizer)
 
 
 def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbone:
@@ -91,8 +106,8 @@ def _load_base(base: str, options: _LoadOptions) -> LoadedNetwork | LoadedBackbo
         return LoadedNetwork(network.to(options.device), tiny.tokenizer())
     if base.startswith("zoo:"):
         dtype = options.dtype or torch.float32
-        network, tokenizer = load_zoo(base.removeprefix("zoo:"), dtype, options.device)
-        return LoadedNetwork(network, tokenizer)
+        load_zoo = zoo.load_plain if options.adapters is None else zoo.load
+        return LoadedNetwork(*load_zoo(base.removeprefix("zoo:"), dtype, options.device))
     source = find(base)
     raw = formats.read_raw_config(source)
     if raw is None:
@@ -121,30 +136,36 @@ def _load_from_hub(source: Source, options: _LoadOptions) -> LoadedNetwork:
 
 
 def _load_gguf(source: Source, options: _LoadOptions) -> LoadedNetwork:
-    """A GGUF file: from what was kept of it, or read and kept for the next time."""
+    """A GGUF file: its weights as they are where no more is needed, else by the library."""
     if options.tensor_parallel:
         hub.parallel_arguments(source)  # which says why not
     path = Path(source.place) / str(source.gguf)
     dtype = options.dtype
-    entry = gguf.entry_of(path, str(dtype))
-    if entry is not None and gguf.is_whole(entry):
+    plain = gguf_plain.read(path, dtype) if options.adapters is None else None
+    if plain is not None:
+        hub.check_finite(source, plain.named_parameters())
+        return LoadedNetwork(plain.to(options.device), load_gguf_tokenizer(source))
+
+    def make() -> LoadedNetwork:
+        with gguf.quick():
+            config = hub.read_config(source)
+            hub.check_causal(config)
+            hub.check_attention(config, options.max_context)
+            tokenizer = load_tokenizer(source, config)
+            network = hub.load_weights(source, options.device, dtype, config=config)
+        return LoadedNetwork(network, tokenizer)
+
+    def read(entry: Path) -> LoadedNetwork:
         kept = Source(source.name, str(entry))
-        with contextlib.suppress(BadCheckpoint):  # damaged all the same: it is read anew
-            found = LoadedNetwork(
-                hub.load_weights(kept, options.device, dtype), load_tokenizer(kept)
-            )
-            gguf.touch(entry)
-            return found
-    with gguf.quick():
-        config = hub.read_config(source)
-        hub.check_causal(config)
-        hub.check_attention(config, options.max_context)
-        tokenizer = load_tokenizer(source, config)
-        network = hub.load_weights(source, options.device, dtype, config=config)
-    if entry is not None:
-        with quiet():
-            gguf.keep(entry, network, tokenizer)
-    return LoadedNetwork(network, tokenizer)
+        network = hub.load_weights(kept, options.device, dtype)
+        return LoadedNetwork(network, load_tokenizer(kept))
+
+    def write(made: LoadedNetwork, folder: Path) -> None:
+        gguf.write_network(made.network, folder)
+        if made.tokenizer is not None:
+            made.tokenizer.save_pretrained(folder)
+
+    return gguf.kept_or_made(gguf.entry_of(path, str(dtype)), read, make, write)
 
 
 def _load_diffusion_transformer(
@@ -224,7 +245,7 @@ def find(name: str) -> Source:
     if HUB_ID.fullmatch(place) and (revision or not at):
         cached = offline.only_cached(name, place, revision or None)
         return Source(name, place, only_cached=cached, revision=revision or None)
-    built_in = ", ".join(f"zoo:{model}" for model in shipped())
+    built_in = ", ".join(f"zoo:{model}" for model in zoo.shipped())
     raise BadCheckpoint(
         f"model={name!r} is no directory, no .gguf file and no hub id (owner/name or "
         f"owner/name@revision). Built in: "

@@ -16,7 +16,7 @@ from forerun.checkpoints.files import (
     quiet,
     read_json,
 )
-from forerun.checkpoints.gguf import control_tokens
+from forerun.checkpoints.gguf import control_tokens, entry_of, kept_or_made, quick
 from forerun.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -69,6 +69,31 @@ def load_tokenizer(source: Source, config: Any = None) -> PreTrainedTokenizerBas
     if source.gguf:
         _add_control_tokens(found, control_tokens(path_of(source, source.gguf)))
     return with_white_space(found) if isinstance(found, XLNetTokenizer) else found
+
+
+def load_gguf_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    """The tokenizer of a GGUF file whose model is of the Llama shape: the library's for it, made
+    without the config, whose classes take long to import."""
+    from transformers import PreTrainedTokenizerFast
+
+    path = path_of(source, str(source.gguf))
+
+    def read(folder: Path) -> PreTrainedTokenizerBase:
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        except Exception as error:
+            raise BadCheckpoint(f"{folder}: {first_line(error)}") from error
+
+    def make() -> PreTrainedTokenizerBase:
+        with quiet(), quick():
+            found = PreTrainedTokenizerFast.from_pretrained(source.place, gguf_file=source.gguf)
+        _add_control_tokens(found, control_tokens(path))
+        return found
+
+    def write(made: PreTrainedTokenizerBase, folder: Path) -> None:
+        made.save_pretrained(folder)
+
+    return kept_or_made(entry_of(path, "tokenizer"), read, make, write)
 
 
 def _add_control_tokens(tokenizer: Any, words: Iterable[str]) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+    from forerun.backbones.plain import PlainNetwork
+
 HOME = Path(__file__).parent
 TOKENIZER = HOME / "tokenizer.json"
 
@@ -84,6 +86,19 @@ def load(
     """(network, tokenizer) of `zoo:NAME`."""
     from forerun.zoo.storage import read_weights
 
+    return read_weights(_file(name), dtype, device), tokenizer()
+
+
+def load_plain(
+    name: str, dtype: torch.dtype, device: torch.device | str
+) -> tuple[PlainNetwork, PreTrainedTokenizerFast]:
+    """The same, for who only decodes: the library's classes for models take long to import."""
+    from forerun.zoo.storage import read_plain
+
+    return read_plain(_file(name), dtype, device), tokenizer()
+
+
+def _file(name: str) -> Path:
     if name not in shipped():
         raise unknown("zoo model", name, shipped(), BadCheckpoint)
-    return read_weights(HOME / "weights" / f"{name}.safetensors", dtype, device), tokenizer()
+    return HOME / "weights" / f"{name}.safetensors"

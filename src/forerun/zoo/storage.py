@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from forerun.backbones.plain import PlainConfig, PlainNetwork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,10 +51,8 @@ def read_weights(
     """The network, with its weights multiplied out again."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with safe_open(file, "pt") as stored:
-        config = AutoConfig.for_model(**json.loads(stored.metadata()["config"]))
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    state = dequantise(tensors)
+    settings, state = _read(file)
+    config = AutoConfig.for_model(**settings)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     with torch.device("meta"):
@@ -64,6 +64,20 @@ def read_weights(
     # frequencies must not be rounded.
     network.model.rotary_emb = type(network.model.rotary_emb)(config)
     return network.eval().to(device)
+
+
+def read_plain(file: Path, dtype: torch.dtype, device: torch.device | str) -> PlainNetwork:
+    """The same, for who only decodes."""
+    settings, state = _read(file)
+    weights = {name: tensor.to(device, dtype) for name, tensor in state.items()}
+    return PlainNetwork(PlainConfig(**settings), weights)
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config, and the weights multiplied out again."""
+    with safe_open(file, "pt") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        return json.loads(stored.metadata()["config"]), dequantise(tensors)
 
 
 def dequantise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
