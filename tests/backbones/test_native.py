@@ -57,6 +57,49 @@ def test_products_are_near_what_their_weights_say(bits, most, outputs, inputs):
     assert products.keeps_bits(product, inputs)
 
 
+def in_groups(product, outputs, inputs):
+    """Codes, scales and what a code of 0 stands for of a product of 4 bits, by output and group."""
+    side = product.functions.side()
+    blocks = product._blocks.view(-1, inputs // 32, 20 * side)[:, :, None]
+    lower, upper = blocks[..., : 16 * side] & 15, blocks[..., : 16 * side] >> 4
+    codes = torch.cat([half.unflatten(-1, (4, side, 4)) for half in (lower, upper)], -3)
+    codes = codes[:, :, 0].permute(0, 3, 1, 2, 4).reshape(-1, inputs // 32, 32)
+    numbers = blocks[:, :, 0, 16 * side :].contiguous().view(torch.bfloat16).float()
+    scales, lowest = numbers.unflatten(-1, (2, side)).permute(2, 0, 3, 1).flatten(1, 2)
+    return codes[:outputs].float(), scales[:outputs, :, None], lowest[:outputs, :, None]
+
+
+@pytest.mark.parametrize("outputs,inputs", [(4, 32), (49, 64), (30, 576)])
+def test_codes_are_the_nearest_of_their_grid_and_of_the_nearer_grid(outputs, inputs):
+    weight_OI = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1))
+    product = native.native_product(weight_OI, None, "int4")
+    codes, step, lowest = in_groups(product, outputs, inputs)
+    w = weight_OI.unflatten(1, (-1, 32))
+    places = ((w - lowest) / step).clamp(0, 15)
+    assert ((codes - places).abs() <= 0.51 + (lowest / step).abs() * 2**-8).all()
+    low, high = w.aminmax(dim=-1, keepdim=True)
+    largest = torch.where(high > -low, high, low)
+    errors = []
+    for apart, first in (((high - low) / 15, low), (largest / -8, largest)):
+        apart = apart.bfloat16().float()
+        near = ((w - first) / apart).round().clamp(0, 15) * apart + first
+        errors.append((near - w).square().sum(-1))
+    best = torch.minimum(*errors)
+    error = (codes * step + lowest - w).square().sum(-1)
+    assert (error <= 1.1 * best + 1e-3).all()
+
+
+def test_8_bits_and_floats_lie_as_their_definition_says():
+    weight_OI = torch.randn(49, 96, generator=torch.Generator().manual_seed(2))
+    product = native.native_product(weight_OI, None, "int8")
+    codes = products.quantised(weight_OI, products.BYTE, products.GROUP)
+    blocks = native._blocks(codes, None, 8, product.functions.side())
+    assert torch.equal(product._blocks.flatten(), blocks.flatten())
+    strips = native.native_product(weight_OI, None, None)._blocks.view(torch.float32)
+    strips = strips.view(-1, 96, 16).transpose(1, 2).reshape(-1, 96)
+    assert torch.equal(strips[:49], weight_OI) and not strips[49:].any()
+
+
 def test_codes_and_offsets_of_a_checkpoint_are_kept():
     torch.manual_seed(0)
     codes_OI = torch.randint(-8, 8, (12, 128), dtype=torch.int8)

@@ -105,6 +105,29 @@ def test_what_is_not_of_the_shape_is_left_to_the_library(tmp_path):
         forerun.load(str(path))
 
 
+def test_a_file_that_is_broken_anywhere_is_left_to_the_library_or_read_as_it_is(tmp_path):
+    """Whatever is in its header, no other error gets out."""
+    write_gguf(tmp_path / "tiny.gguf")
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    header = whole.index(b"blk.0.") + 2000
+    random = np.random.default_rng(0)
+    path = tmp_path / "broken.gguf"
+    for length in random.integers(0, header, 30):
+        path.write_bytes(whole[:length])
+        assert gguf_plain.read(path, None) is None
+    for place in random.integers(0, header, 200):
+        broken = bytearray(whole)
+        broken[place : place + 8] = random.bytes(8)
+        path.write_bytes(broken)
+        gguf_plain.read(path, None)
+    for setting in (b"block_count", b"rope.dimension_count", b"attention.head_count"):
+        broken = bytearray(whole)
+        place = whole.index(setting) + len(setting) + 4
+        broken[place : place + 4] = b"\xff\xff\xff\x7f"
+        path.write_bytes(broken)
+        assert gguf_plain.read(path, None) is None
+
+
 def test_a_file_gives_the_librarys_weights_and_tokenizer_read_or_kept(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

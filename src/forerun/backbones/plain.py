@@ -30,15 +30,17 @@ class PlainNetwork(nn.Module):
     def __init__(self, config: PlainConfig, weights: Mapping[str, Tensor]):
         super().__init__()
         self.config = config
-        self.model: Any = nn.Module()
-        self.model.rotary_emb = Rotary(config)
+        if config.num_hidden_layers > len(weights):
+            raise ValueError(f"{len(weights)} weights are not {config.num_hidden_layers} layers")
         expected = shapes(config)
         for name in sorted(expected.keys() | weights.keys()):
             found = tuple(weights[name].shape) if name in weights else None
             if found != expected.get(name):
                 raise ValueError(f"{name} is {found} and should be {expected.get(name)}")
+        self.model: Any = nn.Module()
         for name in expected:
             self._put(name, weights[name])
+        self.model.rotary_emb = Rotary(config)
         if config.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens
 

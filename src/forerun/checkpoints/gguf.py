@@ -29,6 +29,7 @@ import numpy as np
 from forerun.backbones.measure import cache_folder
 from forerun.checkpoints.files import quiet
 from forerun.checkpoints.gguf_blocks import widen
+from forerun.checkpoints.gguf_header import read_header
 from forerun.errors import BadCheckpoint
 
 FORMAT = 3  # of what is kept
@@ -132,13 +133,10 @@ def _reader_class() -> Callable[..., Any]:
 
 def control_tokens(path: Path) -> list[str]:
     """Tokens of a file's vocabulary that stand for no text: turns of a chat, parts of a file."""
-    fields = _reader_class()(path).fields
-
-    def values(name: str) -> list[Any]:
-        found = fields.get(f"tokenizer.ggml.{name}")
-        return [] if found is None else [found.parts[place] for place in found.data]
-
-    return [word for word, kind in zip(values("tokens"), values("token_type")) if kind == CONTROL]
+    words, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+    said = read_header(path, (words, kinds)).said
+    pairs = zip(said.get(words, []), said.get(kinds, []))
+    return [word for word, kind in pairs if kind == CONTROL]
 
 
 def entry_of(path: Path, what: str) -> Path | None:

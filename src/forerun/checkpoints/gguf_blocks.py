@@ -34,19 +34,18 @@ def widen(data: np.ndarray, kind: Any) -> np.ndarray:
 
 
 def _q4_0(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, 2:], out_NV.unflatten(1, (2, 16)))
-    out_NV.sub_(8).mul_(_half(blocks_NB, 0))
+    codes = _nibbles(blocks_NB[:, 2:]) - 8
+    out_NV.copy_(codes.view(torch.int8)).mul_(_half(blocks_NB, 0))
 
 
 def _q4_1(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, 4:], out_NV.unflatten(1, (2, 16)))
-    out_NV.mul_(_half(blocks_NB, 0)).add_(_half(blocks_NB, 2))
+    out_NV.copy_(_nibbles(blocks_NB[:, 4:])).mul_(_half(blocks_NB, 0)).add_(_half(blocks_NB, 2))
 
 
 def _q5_0(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, 6:], out_NV.unflatten(1, (2, 16)))
     fifth = blocks_NB[:, 2:6, None] >> BITS[:, 0] & 1
-    out_NV.add_(fifth.flatten(1), alpha=16).sub_(16).mul_(_half(blocks_NB, 0))
+    codes = (_nibbles(blocks_NB[:, 6:]) | (fifth.flatten(1) << 4)) - 16
+    out_NV.copy_(codes.view(torch.int8)).mul_(_half(blocks_NB, 0))
 
 
 def _q8_0(blocks_NB: Tensor, out_NV: Tensor) -> None:
@@ -54,23 +53,23 @@ def _q8_0(blocks_NB: Tensor, out_NV: Tensor) -> None:
 
 
 def _q4_k(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, 16:].unflatten(1, (4, 32)), out_NV.unflatten(1, (4, 2, 32)))
+    out_NV.copy_(_nibbles(blocks_NB[:, 16:].unflatten(1, (4, 32))).flatten(1))
     _by_eight_scales(blocks_NB, out_NV)
 
 
 def _q5_k(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, 48:].unflatten(1, (4, 32)), out_NV.unflatten(1, (4, 2, 32)))
     fifth = blocks_NB[:, None, 16:48] >> BITS & 1
-    out_NV.add_(fifth.flatten(1), alpha=16)
+    lower = _nibbles(blocks_NB[:, 48:].unflatten(1, (4, 32)))
+    out_NV.copy_(lower.flatten(1) | (fifth.flatten(1) << 4))
     _by_eight_scales(blocks_NB, out_NV)
 
 
 def _q6_k(blocks_NB: Tensor, out_NV: Tensor) -> None:
-    _nibbles(blocks_NB[:, :128].unflatten(1, (2, 64)), out_NV.unflatten(1, (2, 2, 64)))
     high = blocks_NB[:, 128:192].unflatten(1, (2, 1, 32)) >> BITS[::2] & 3
-    out_NV.add_(high.flatten(1), alpha=16).sub_(32)
+    lower = _nibbles(blocks_NB[:, :128].unflatten(1, (2, 64)))
+    codes = (lower.flatten(1) | (high.flatten(1) << 4)) - 32
     scales = _half(blocks_NB, 208) * blocks_NB[:, 192:208].view(torch.int8)
-    out_NV.unflatten(1, (16, 16)).mul_(scales[..., None])
+    out_NV.copy_(codes.view(torch.int8)).unflatten(1, (16, 16)).mul_(scales[..., None])
 
 
 def _half(blocks_NB: Tensor, at: int) -> Tensor:
@@ -78,11 +77,10 @@ def _half(blocks_NB: Tensor, at: int) -> Tensor:
     return blocks_NB[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(bytes_N: Tensor, out: Tensor) -> None:
+def _nibbles(some: Tensor) -> Tensor:
     """The lower halves of bytes, and behind them the upper ones."""
-    lower, upper = out.unbind(-2)
-    lower.copy_(bytes_N & 15)
-    upper.copy_(bytes_N >> 4)
+    some = some.contiguous()
+    return torch.cat([some & 15, some >> 4], -1)
 
 
 def _by_eight_scales(blocks_NB: Tensor, out_NV: Tensor) -> None:

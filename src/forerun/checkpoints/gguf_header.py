@@ -1,11 +1,14 @@
 """What a GGUF file says of itself, and where its tensors lie. Lists, the vocabulary among them, are
-passed over: the package `gguf` makes an object of every token, which takes half a second.
+passed over unless they are asked for: the package `gguf` makes several objects of every token, in
+half a second.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,12 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    said: dict[str, Any]  # but for lists
+    said: dict[str, Any]
     tensors: list[GGUFTensor]
 
 
-def read_header(path: Path) -> GGUFFile:
-    """A ValueError for what is no GGUF file or ends too early."""
+def read_header(path: Path, lists: Collection[str] = ()) -> GGUFFile:
+    """With the lists of these names. A ValueError for what is no GGUF file or ends too early."""
     data: Any = np.memmap(path, np.uint8, "r").view(np.ndarray)
     reader = _Reader(memoryview(data))
     try:
@@ -41,14 +44,18 @@ def read_header(path: Path) -> GGUFFile:
         said = {}
         for _ in range(settings):
             name = reader.string()
-            value = reader.value(reader.number("I"))
-            if value is not None:
-                said[name] = value
+            kind = reader.number("I")
+            if kind != LIST:
+                said[name] = reader.value(kind)
+            elif name in lists:
+                said[name] = reader.values()
+            else:
+                reader.skip_list()
         places = [reader.tensor() for _ in range(tensors)]
-    except struct.error as error:
-        raise ValueError("it ends too early") from error
-    step = said.get("general.alignment", 32)
-    begin = -(-reader.at // step) * step
+        step = said.get("general.alignment", 32)
+        begin = -(-reader.at // step) * step
+    except (struct.error, ArithmeticError, KeyError) as error:  # a KeyError: a list of lists
+        raise ValueError(f"it cannot be read: {error!r}") from error
     return GGUFFile(said, [_tensor(data[begin:], *place) for place in places])
 
 
@@ -71,25 +78,31 @@ class _Reader:
         return str(self.data[self.at - size : self.at], "utf-8")
 
     def value(self, kind: int) -> Any:
-        """None for a list."""
-        if kind == STRING:
-            return self.string()
-        if kind == LIST:
-            self.skip(self.number("I"), self.number("Q"))
-            return None
-        return self.number(NUMBERS[kind])
+        return self.string() if kind == STRING else self.number(NUMBERS[kind])
 
-    def skip(self, kind: int, count: int) -> None:
-        """Pass over the values of a list."""
-        if kind in NUMBERS:
+    def values(self) -> list[Any]:
+        kind, count = self.numbers("IQ")
+        if kind != STRING:
+            return list(self.numbers(f"{count}{NUMBERS[kind]}"))
+        ends = pairwise(self._ends(count))
+        return [str(self.data[begin + 8 : end], "utf-8") for begin, end in ends]
+
+    def skip_list(self) -> None:
+        kind, count = self.numbers("IQ")
+        if kind != STRING:
             self.at += count * struct.calcsize(f"<{NUMBERS[kind]}")
             return
-        if kind != STRING:
-            raise ValueError("lists of lists are not known")
-        size_at, data, at = struct.Struct("<Q").unpack_from, self.data, self.at
+        self._ends(count)
+
+    def _ends(self, count: int) -> list[int]:
+        """Pass over so many strings: where the first begins, and where each ends."""
+        size_at, data, found = struct.Struct("<Q").unpack_from, self.data, [self.at]
+        at = self.at
         for _ in range(count):
             at += 8 + size_at(data, at)[0]
+            found.append(at)
         self.at = at
+        return found
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape, kind of blocks, and where it begins."""

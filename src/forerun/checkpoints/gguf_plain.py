@@ -57,7 +57,7 @@ def read(path: Path, dtype: torch.dtype | None) -> PlainNetwork | None:
         weights = (_weight(tensor, config) for tensor in file.tensors)
         kind = dtype or torch.float32
         return PlainNetwork(config, {name: w.to(kind) for name, w in zip(names, weights)})
-    except (ValueError, KeyError, IndexError, RuntimeError):
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # the library says what is wrong
 
 

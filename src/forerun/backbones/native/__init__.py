@@ -1,5 +1,6 @@
 """Products and forwards on a CPU in C++, where a compiler is found: `forward.cpp` has the forward,
-`products.cpp` and `attention.cpp` its parts, `decoding.cpp` what runs several in a row.
+`products.cpp` and `attention.cpp` its parts, `packing.cpp` what products take, `decoding.cpp` what
+runs several in a row.
 
 It is compiled once per machine, in some seconds, into the folder where what was measured is kept.
 Without a compiler, or where nothing is kept, torch's own operations serve.
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 from functools import cache
@@ -34,7 +36,6 @@ from torch import Tensor
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
 from forerun.backbones.native.rounds import Runner, go_on
 from forerun.backbones.products import (
-    BYTE,
     GROUP,
     NIBBLE,
     WEIGHTS_AT_ONCE,
@@ -59,7 +60,6 @@ MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
 STRIP = 16  # outputs of a strip of float32
 FLOATS = 32  # bits
-ON_A_GRID = 0.3  # squared error of a group, in squared steps; 2.7 where weights are on no grid
 log = logging.getLogger("forerun")
 _compiling = threading.Lock()
 
@@ -195,6 +195,10 @@ def _typed(found: Any) -> Any:
     found.go_on.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
+    found.pack.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p]
+    found.pack.restype = None
+    found.packed_bytes.argtypes = [c_int64, c_int64]
+    found.packed_bytes.restype = c_int64
     found.is_fast.restype = c_int64
     found.side.restype = c_int64
     return found
@@ -253,11 +257,12 @@ def _is_right(functions: Any) -> bool:
     made = torch.Generator().manual_seed(0)
     x_TI = torch.randn(11, 2 * GROUP, generator=made)
     weight_OI = torch.randn(9, 2 * GROUP, generator=made)
-    kinds = [(_strips(weight_OI), weight_OI, FLOATS, 1e-5)]
-    for bits, span in ((4, NIBBLE), (8, BYTE)):
-        codes = quantised(weight_OI, span, GROUP)
-        blocks = _blocks(codes, None, bits, functions.side())
-        kinds.append((blocks, codes.widened(), bits, 0.02))
+    kinds = [
+        (_packed(weight_OI, bits, functions), weight_OI, bits, most)
+        for bits, most in ((FLOATS, 1e-5), (8, 0.02), (4, 0.2))
+    ]
+    codes = quantised(weight_OI, NIBBLE, GROUP)
+    kinds.append((_blocks(codes, None, 4, functions.side()), codes.widened(), 4, 0.02))
     for blocks, widened_OI, bits, most in kinds:
         product = NativeProduct(blocks, (9, 2 * GROUP), None, bits, functions)
         expected = x_TI @ widened_OI.t()
@@ -318,54 +323,31 @@ def native_product(
     functions = library()
     if functions is None or inputs % GROUP:
         return None
-    if bits is None:
-        return NativeProduct(_strips(weight_OI), (outputs, inputs), bias, FLOATS, functions)
-    if bits == "int8":
-        blocks = _blocks(quantised(weight_OI, BYTE, GROUP), None, 8, functions.side())
-        return NativeProduct(blocks, (outputs, inputs), bias, 8, functions)
-    rows = max(1, WEIGHTS_AT_ONCE // inputs)
-    parts = [_from_lowest(part) for part in weight_OI.split(rows)]
-    codes_OI, scales_OG, offsets_OG = (torch.cat(found) for found in zip(*parts))
-    blocks = _blocks(Codes(codes_OI, scales_OG), offsets_OG, 4, functions.side())
-    return NativeProduct(blocks, (outputs, inputs), bias, 4, functions)
+    kept = FLOATS if bits is None else int(bits.removeprefix("int"))
+    blocks = _packed(weight_OI, kept, functions)
+    return NativeProduct(blocks, (outputs, inputs), bias, kept, functions)
 
 
-def _from_lowest(weight_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and offsets of weights in groups: 16 values from the lowest to the highest of
-    a group, as files of the kinds Q4_1 and Q4_K have them, or from its largest to the other
-    side."""
-    w_OGI = weight_OI.float().unflatten(1, (-1, GROUP))
-    low, high = w_OGI.aminmax(dim=-1, keepdim=True)
-    found = _Grid.of(w_OGI, (high - low) / 15, low)
-    if float(found.error.sum()) > ON_A_GRID * float(found.scale.square().sum()):
-        largest = torch.where(high > -low, high, low)  # as in files of the kind Q4_0
-        found = found.or_nearer(_Grid.of(w_OGI, largest / -8, largest))
-    codes = found.codes_OGI.flatten(1).to(torch.int8)
-    return codes, found.scale.squeeze(-1), found.offset.squeeze(-1)
+def _packed(weight_OI: Tensor, bits: int, functions: Any) -> Tensor:
+    """Strips or blocks of a matrix, in the nearest numbers of so many bits."""
+    weight_OI = weight_OI.float().contiguous()
+    outputs, inputs = weight_OI.shape
+    side = STRIP if bits == FLOATS else functions.side()
+    count = -(-outputs // side)
+    made = torch.empty(count, functions.packed_bytes(inputs, bits), dtype=torch.uint8)
+
+    def pack(first: int) -> None:
+        end = min(first + step, count)
+        functions.pack(weight_OI.data_ptr(), outputs, inputs, bits, first, end, made.data_ptr())
+
+    step = max(1, WEIGHTS_AT_ONCE // (side * inputs))
+    list(_packers(torch.get_num_threads()).map(pack, range(0, count, step)))
+    return made
 
 
-class _Grid(NamedTuple):
-    """Weights as codes of a group times its scale, and an offset."""
-
-    codes_OGI: Tensor
-    scale: Tensor
-    offset: Tensor
-    error: Tensor  # squared
-
-    @classmethod
-    def of(cls, w_OGI: Tensor, scale: Tensor, lowest: Tensor) -> _Grid:
-        """The nearest of 16 values from the lowest on."""
-        scale = scale.bfloat16().float()
-        scale = torch.where(scale == 0, 1.0, scale)
-        codes = (w_OGI - lowest).mul_(scale.reciprocal()).round_().clamp_(0, 15).sub_(8)
-        offset = lowest + 8 * scale
-        error = torch.addcmul(offset, codes, scale).sub_(w_OGI).square_().sum(-1, keepdim=True)
-        return cls(codes, scale, offset, error)
-
-    def or_nearer(self, other: _Grid) -> _Grid:
-        """Of each group the one with the smaller error."""
-        own = self.error <= other.error
-        return _Grid(*(torch.where(own, mine, its) for mine, its in zip(self, other)))
+@cache
+def _packers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "packing")
 
 
 def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct | None:
@@ -379,15 +361,9 @@ def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct |
     return NativeProduct(blocks, (outputs, inputs), bias, 4, functions)
 
 
-def _strips(weight_OI: Tensor) -> Tensor:
-    """Strips of 16 outputs, input by input."""
-    weight_OI = F.pad(weight_OI, (0, 0, 0, -len(weight_OI) % STRIP))
-    return weight_OI.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
-
-
 def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int, side: int) -> Tensor:
-    """The blocks of `side` outputs by 32 inputs, as bytes: codes, four inputs of each output at a
-    time; then scales, and in 4 bits offsets, as bfloat16."""
+    """Blocks of `side` outputs by 32 inputs, as `packing.cpp` makes them, but of codes: those come
+    first, four inputs of each output at a time; then scales, and in 4 bits offsets, as bfloat16."""
     outputs, inputs = codes.codes_OI.shape
     more = -outputs % side
     codes_OI = F.pad(codes.codes_OI, (0, 0, 0, more))

@@ -21,9 +21,12 @@ constexpr int SIDE = 8;
 #else
 constexpr int SIDE = 4;
 #endif
+constexpr int STRIP = 16;  // outputs of a strip
 constexpr int MOST_ROWS = 8;  // that meet a block at once
 constexpr int MOST_TOGETHER = 4;  // queries that look at slots together
 constexpr int FLOATS = 32;  // bits
+
+constexpr int64_t block_bytes(int64_t bits) { return bits == 4 ? 20 * SIDE : 34 * SIDE; }
 
 struct Matrix {
     const uint8_t* blocks;  // [outputs / SIDE][inputs / 32] blocks, or [outputs / 16] strips

@@ -16,7 +16,6 @@
 namespace forerun {
 namespace {
 
-constexpr int STRIP = 16;  // outputs of a strip
 #if defined(__AVX512F__)
 constexpr int STRIP_ROWS = 16;  // rows that meet a strip at once: their sums stay in registers
 #else
@@ -26,8 +25,6 @@ constexpr int BLOCK_AHEAD = 2048;  // bytes: a block is loaded so far before it 
 constexpr int STRIP_AHEAD = 48;  // inputs: a strip is loaded so far before it is met
 
 // -- one block against some rows ------------------------------------------------------------------
-
-constexpr int64_t block_bytes(int bits) { return bits == 4 ? 20 * SIDE : 34 * SIDE; }
 
 inline float from_bfloat16(const uint8_t* from) {
     uint16_t half;
