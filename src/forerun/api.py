@@ -19,10 +19,9 @@ from forerun.checkpoints import drafters, hub, resolve
 from forerun.checkpoints.placement import check_quantize, device_named, dtype_named
 from forerun.checkpoints.tokenizers import (
     Decode,
-    check_fits,
     decoder_of,
+    fitting_count,
     stop_tokens,
-    token_count,
 )
 from forerun.constraints.spec import ConstraintSpec
 from forerun.constraints.vocabulary import Vocabulary
@@ -205,10 +204,9 @@ def from_network(  # noqa: PLR0913 - keywords of a public function
         )
     context = max_context or (longest if longest > 0 else UNBOUNDED_CONTEXT)
     family = family_for(config)
-    check_fits(name, tokenizer, config.vocab_size)
     vocab = config.vocab_size
-    if tokenizer is not None:  # an embedding may have more rows than there are tokens
-        vocab = min(vocab, token_count(tokenizer))
+    if tokenizer is not None:
+        vocab = fitting_count(name, tokenizer, vocab)
     eos = _stop_tokens(network, tokenizer, family)
     backbone = family.backbone(network, vocab, context)
     if backbone is None:

@@ -17,6 +17,8 @@ import torch
 
 import forerun
 from forerun.backbones import native, products
+from forerun.backbones.blocks import KINDS as IN_BLOCKS
+from forerun.backbones.blocks import Blocks
 from forerun.backbones.lean import LeanBackbone
 from forerun.backbones.quantised import Quantised
 from forerun.checkpoints import tiny
@@ -98,6 +100,27 @@ def test_8_bits_and_floats_lie_as_their_definition_says():
     strips = native.native_product(weight_OI, None, None)._blocks.view(torch.float32)
     strips = strips.view(-1, 96, 16).transpose(1, 2).reshape(-1, 96)
     assert torch.equal(strips[:49], weight_OI) and not strips[49:].any()
+
+
+@pytest.mark.parametrize("bits", KINDS)
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_blocks_of_a_file_become_what_their_values_would(kind, bits):
+    """Bit for bit, whatever their numbers in half precision are."""
+    values, size = IN_BLOCKS[kind].values, IN_BLOCKS[kind].size
+    random = np.random.default_rng(0)
+    rows = torch.from_numpy(random.integers(0, 256, (49, 512 // values * size), np.uint8))
+    halves = rows.view(-1, size).view(torch.int16)
+    for at in IN_BLOCKS[kind].halves:  # of all sizes, too small and none among them
+        halves[:, at // 2] &= ~0x4000
+        halves[::7, at // 2] &= ~0x7C00
+        halves[::11, at // 2] = 0
+    weight = Blocks(kind, rows)
+    assert weight.is_finite() and weight.shape == (49, 512)
+    assert torch.equal(native.widened(weight), weight.widened())
+    found, expected = (native.native_product(one, None, bits) for one in (weight, weight.widened()))
+    assert torch.equal(found._blocks, expected._blocks)
+    halves[40, IN_BLOCKS[kind].halves[-1] // 2] |= 0x7C00
+    assert not weight.is_finite()
 
 
 def test_codes_and_offsets_of_a_checkpoint_are_kept():

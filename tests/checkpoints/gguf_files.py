@@ -27,10 +27,16 @@ OUTSIDE = {
 
 
 def write_gguf(
-    path: str | Path, arch: str = "llama", *, scaled: bool = False, without: str = " "
+    path: str | Path,
+    arch: str = "llama",
+    *,
+    scaled: bool = False,
+    without: str = " ",
+    blocks: str | None = None,
 ) -> None:
     """A tiny model of an architecture; `without` tensors whose name begins so. `scaled`: the file
-    says something about stretching rotations (that they are not)."""
+    says something about stretching rotations (that they are not). `blocks`: the kind of blocks that
+    its matrices are in."""
     import gguf
 
     network = tiny.build(arch)
@@ -54,7 +60,8 @@ def write_gguf(
     for key, weight in network.state_dict().items():
         told = _name(key)
         if not told.startswith(without):
-            out.add_tensor(told, weight.numpy())
+            kind = gguf.GGMLQuantizationType[blocks if blocks and weight.dim() == 2 else "F32"]
+            out.add_tensor(told, gguf.quants.quantize(weight.numpy(), kind), raw_dtype=kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

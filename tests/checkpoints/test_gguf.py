@@ -10,29 +10,33 @@ import torch
 from safetensors.torch import load_file
 
 import forerun
+from forerun.backbones import blocks as block_kinds
+from forerun.backbones.blocks import Blocks
 from forerun.backbones.plain import KINDS as KINDS_OF_SHAPE
 from forerun.backbones.rotary import rotations
 from forerun.checkpoints import gguf as ours
-from forerun.checkpoints import gguf_blocks, gguf_plain, resolve
+from forerun.checkpoints import gguf_plain, resolve
 from forerun.checkpoints.files import Source
+from forerun.checkpoints.gguf_header import read_header
 from forerun.checkpoints.tokenizers import _add_control_tokens, load_tokenizer
 from forerun.errors import BadCheckpoint
 from forerun.train import networks
+from tests.backbones.test_products import logits_in_steps
 from tests.checkpoints.gguf_files import write_gguf
 
 gguf = pytest.importorskip("gguf")
 
-KINDS = (*gguf_blocks.WIDEN, "Q5_1", "F16")
+KINDS = (*block_kinds.KINDS, "Q5_1", "F16")
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_blocks_are_widened_to_the_packages_own_bits(name, monkeypatch):
-    monkeypatch.setattr(gguf_blocks, "VALUES_AT_ONCE", 1000)  # so that there are several parts
+    monkeypatch.setattr(block_kinds, "VALUES_AT_ONCE", 1000)  # so that there are several parts
     kind = gguf.GGMLQuantizationType[name]
     values, size = gguf.GGML_QUANT_SIZES[kind]
     rows = np.random.default_rng(0).integers(0, 120, (40, 512 // values * size), np.uint8)
     expected = gguf.quants.dequantize(rows, kind)
-    found = gguf_blocks.widen(rows, kind)
+    found = ours.widen(rows, kind)
     assert found.shape == expected.shape
     assert np.array_equal(found.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
 
@@ -85,7 +89,7 @@ def test_both_ways_to_read_a_file_give_one_text(arch, tmp_path, monkeypatch):
     path = tmp_path / "tiny.gguf"
     write_gguf(path, arch)
     texts = []
-    for read in (gguf_plain.read, lambda path, dtype: None):
+    for read in (gguf_plain.read, lambda path, dtype, **_: None):
         monkeypatch.setattr(gguf_plain, "read", read)
         with forerun.load(str(path), lanes=1, max_context=64) as model:
             assert model.backbone.has_fixed_kernels or model.backbone.moves_rows
@@ -93,6 +97,62 @@ def test_both_ways_to_read_a_file_give_one_text(arch, tmp_path, monkeypatch):
                 model.generate([1, 2, 3], max_tokens=20, temperature=1.0, seed=1).token_ids
             )
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("arch,blocks,without", [
+    ("llama", "Q4_1", " "),
+    ("qwen2", "Q5_0", "output.weight"),
+    ("qwen3", "Q8_0", "output.weight"),
+])  # fmt: skip
+@pytest.mark.parametrize("compiles", [True, False])
+@torch.inference_mode()
+def test_blocks_that_stay_in_the_file_give_the_logits_of_their_values(
+    arch, blocks, without, quantize, compiles, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path.parent / "kept") if compiles else "off")
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, arch, blocks=blocks, without=without)
+    read, found, logits = gguf_plain.read, [], []
+
+    def read_so(in_blocks):
+        def reads(path, dtype, **_):
+            found.append(read(path, dtype, in_blocks=in_blocks))
+            return found[-1]
+
+        return reads
+
+    for in_blocks in (True, False):
+        monkeypatch.setattr(gguf_plain, "read", read_so(in_blocks))
+        with forerun.load(str(path), lanes=1, max_context=64, quantize=quantize) as model:
+            logits.append((model.backbone.cost, logits_in_steps(model.backbone, [3, 5])))
+    in_file = [{n for n, w in one.weights() if isinstance(w, Blocks)} for one in found]
+    assert len(in_file[0]) == 2 * 7 + (2 if without == " " else 1) and not in_file[1]
+    assert logits[0][0] == logits[1][0]
+    assert torch.equal(logits[0][1], logits[1][1])
+
+
+def test_a_model_that_is_loaded_needs_its_file_no_more(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, blocks="Q4_1")
+    models = [forerun.load(str(path), lanes=1, max_context=64) for _ in range(2)]
+    before = logits_in_steps(models[0].backbone, [8])
+    path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(logits_in_steps(models[1].backbone, [8]), before)
+    for model in models:
+        model.close()
+
+
+def test_blocks_that_are_no_numbers_are_refused(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, blocks="Q4_1")
+    data = bytearray(path.read_bytes())
+    matrix = next(t for t in read_header(path).tensors if t.kind.name == "Q4_1")
+    lowest = data.index(matrix.data[:200].tobytes()) + 2  # of the first block
+    data[lowest : lowest + 2] = b"\x00\x7c"  # infinity
+    path.write_bytes(data)
+    with pytest.raises(BadCheckpoint, match="not finite"):
+        forerun.load(str(path))
 
 
 def test_what_is_not_of_the_shape_is_left_to_the_library(tmp_path):

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forerun.backbones import native
 from forerun.backbones.attention import LayerAttention, attend
+from forerun.backbones.blocks import Blocks, joined_blocks
 from forerun.backbones.cpu_forward import (
     CpuForward,
     CpuLayer,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
 LAYERS = (nn.Linear, QuantisedLinear, Part)
+Given = Tensor | Quantised | Blocks  # what a network has for a matrix
 # Attention of a quantised model looks at so many slots at once, masked where a row must not see
 # them: then a row's sums are cut at the same places whatever runs beside it.
 SLOTS_AT_ONCE = 16
@@ -146,7 +149,8 @@ class LeanBackbone(SlottedBackbone):
         self.device = model.device
         self.dtype = model.dtype
         codes = [part.matrix for part in model.modules() if isinstance(part, QuantisedLinear)]
-        self.cost = float(sum(p.numel() for p in model.parameters()))
+        plain = model.weights() if isinstance(model, PlainNetwork) else model.named_parameters()
+        self.cost = float(sum(weight.numel() for _, weight in plain))
         self.cost += sum(matrix.codes_OI.numel() for matrix in codes)
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
@@ -156,7 +160,7 @@ class LeanBackbone(SlottedBackbone):
         self.eps = config.rms_norm_eps
         base: Any = model.model
         head: Any = model.lm_head
-        self.embed: Tensor = base.embed_tokens.weight.detach()
+        self.embed = _widened(_weight(base.embed_tokens))
         self.norm: Tensor = base.norm.weight.detach()
         # as asked for, or as the checkpoint is
         self.quantize = quantize or (codes[0].bits if codes else None)
@@ -169,8 +173,9 @@ class LeanBackbone(SlottedBackbone):
             self.has_fixed_kernels = False
             self.slots_at_once = SLOTS_AT_ONCE
         self.tied = head.weight is base.embed_tokens.weight
+        given = self.embed if self.tied else _weight(head)
         take_head = _Taker(quantize and HEAD[quantize], packs, self.dtype, in_cpp)
-        self.head: Matrix = take_head.matrix([_rows(_weight(head), vocab)])
+        self.head: Matrix = take_head.matrix([_rows(given, vocab)])
         take = _Taker(quantize, packs, self.dtype, in_cpp)
         # No kernel looks into products of a CPU: heads may lie as its forward likes.
         paired = self.head_dim if by_products else None
@@ -399,18 +404,16 @@ class _Taker:
         self._in_cpp = in_cpp  # floats, too
         self.kinds: dict[str, str] = {}  # of product, by shape
 
-    def matrix(self, weights: list[Tensor | Quantised], bias: Tensor | None = None) -> Matrix:
+    def matrix(self, weights: list[Given], bias: Tensor | None = None) -> Matrix:
         codes = joined_codes(weights)
         found = None if codes is None else self._kept(codes, bias)
-        weight_OI = codes.codes_OI if found and codes else self._plain(weights)
-        kind, matrix = found or self._taken(weight_OI, bias)
-        self.kinds[f"{weight_OI.shape[0]}x{weight_OI.shape[1]}"] = kind
+        kind, matrix = found or self._taken(joined_blocks(weights) or self._plain(weights), bias)
+        outputs = sum(weight.shape[0] for weight in weights)
+        self.kinds[f"{outputs}x{weights[0].shape[1]}"] = kind
         return matrix
 
-    def _plain(self, weights: list[Tensor | Quantised]) -> Tensor:
-        return joined(
-            [w.widened().to(self._dtype) if isinstance(w, Quantised) else w for w in weights]
-        )
+    def _plain(self, weights: Sequence[Given]) -> Tensor:
+        return joined([_widened(weight).to(self._dtype) for weight in weights])
 
     def _kept(self, codes: Quantised, bias: Tensor | None) -> tuple[str, Matrix] | None:
         """A matrix with the codes that its checkpoint has, where that runs here. On a CPU 8-bit
@@ -427,28 +430,33 @@ class _Taker:
         kind, near = quantised_product(codes.widened(), bias, bits)
         return f"nearest {bits}, {kind}", near
 
-    def _taken(self, weight_OI: Tensor, bias: Tensor | None) -> tuple[str, Matrix]:
+    def _taken(self, weight: Tensor | Blocks, bias: Tensor | None) -> tuple[str, Matrix]:
         """The kind of product, and the matrix as that takes it."""
         if self._quantize is not None and not self._packs:
-            return quantised_product(weight_OI, bias, self._quantize)
+            return quantised_product(weight, bias, self._quantize)
+        product = native_product(weight, bias, None) if self._in_cpp else None
+        if product is not None:
+            return "native", product
+        weight_OI = self._plain([weight])
         if self._quantize is not None:
             from forerun.backbones.kernels.packed import packed
 
             made = packed(weight_OI, self._quantize)
             if made is not None:
                 return "packed", made
-        product = native_product(weight_OI, bias, None) if self._in_cpp else None
-        if product is not None:
-            return "native", product
         layout = layout_for(weight_OI, this_machine())
         return "by inputs" if layout.by_inputs else "by outputs", layout.of(weight_OI)
 
 
-def quantised_product(weight_OI: Tensor, bias: Tensor | None, bits: str) -> tuple[str, Product]:
+def quantised_product(
+    weight: Tensor | Blocks, bias: Tensor | None, bits: str
+) -> tuple[str, Product]:
     """A matrix in few bits, and the kind of its product on this CPU: ours, where it can be
     compiled."""
-    made = native_product(weight_OI, bias, bits)
-    return ("native", made) if made else product_for(weight_OI, bias, bits, this_machine())
+    made = native_product(weight, bias, bits)
+    if made is not None:
+        return "native", made
+    return product_for(_widened(weight), bias, bits, this_machine())
 
 
 def _projections(layer: Any) -> list[nn.Linear]:
@@ -488,24 +496,31 @@ def _take_layer(layer: nn.Module, take: _Taker, paired: int | None = None) -> La
     )
 
 
-def _weight(linear: nn.Module) -> Tensor | Quantised:
+def _weight(linear: nn.Module) -> Given:
     weight: Any = linear.weight
-    return weight if isinstance(weight, Quantised) else weight.detach()
+    return weight.detach() if isinstance(weight, Tensor) else weight
 
 
-def _rows(weight: Tensor | Quantised, count: int) -> Tensor | Quantised:
+def _widened(weight: Given) -> Tensor:
+    """As numbers of their own."""
+    if isinstance(weight, Blocks):
+        return native.widened(weight)
+    return weight if isinstance(weight, Tensor) else weight.widened()
+
+
+def _rows(weight: Given, count: int) -> Given:
     if isinstance(weight, Tensor):
         return weight[:count]
     return weight.by_outputs(lambda rows: rows[:count])
 
 
-def _paired(weight: Tensor | Quantised, size: int | None) -> Tensor | Quantised:
+def _paired(weight: Given, size: int | None) -> Given:
     """Interleave the two halves of every head, if heads of a size are named."""
     if size is None:
         return weight
-    if isinstance(weight, Quantised):
-        return weight.by_outputs(partial(_interleaved, size=size))
-    return _interleaved(weight, size)
+    if isinstance(weight, Tensor):
+        return _interleaved(weight, size)
+    return weight.by_outputs(partial(_interleaved, size=size))
 
 
 def _turned(weight: Tensor, size: int | None) -> Tensor:

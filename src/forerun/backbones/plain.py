@@ -6,13 +6,16 @@ of the library's, whose classes for models take longer to import than a small mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forerun.backbones.blocks import Blocks
+
+Weight = Tensor | Blocks
 KINDS = ("llama", "qwen2", "qwen3")
 
 
@@ -27,7 +30,7 @@ class PlainNetwork(nn.Module):
     """The weights, in modules of the library's names. A ValueError names one that is missing, has
     another shape or no place."""
 
-    def __init__(self, config: PlainConfig, weights: Mapping[str, Tensor]):
+    def __init__(self, config: PlainConfig, weights: Mapping[str, Weight]):
         super().__init__()
         self.config = config
         if config.num_hidden_layers > len(weights):
@@ -44,7 +47,7 @@ class PlainNetwork(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens
 
-    def _put(self, name: str, weight: Tensor) -> None:
+    def _put(self, name: str, weight: Weight) -> None:
         *path, last, kind = name.split(".")
         node: Any = self
         for step in path:
@@ -53,7 +56,15 @@ class PlainNetwork(nn.Module):
             node = getattr(node, step)
         if not hasattr(node, last):
             node.add_module(last, Part())
-        setattr(getattr(node, last), kind, nn.Parameter(weight, requires_grad=False))
+        kept = nn.Parameter(weight, requires_grad=False) if isinstance(weight, Tensor) else weight
+        setattr(getattr(node, last), kind, kept)
+
+    def weights(self) -> Iterator[tuple[str, Weight]]:
+        """All of them, by name."""
+        yield from self.named_parameters()
+        for name, part in self.named_modules():
+            if isinstance(part, Part) and isinstance(part.weight, Blocks):
+                yield f"{name}.weight", part.weight
 
     @property
     def device(self) -> torch.device:
@@ -69,8 +80,8 @@ class Part(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_parameter("weight", None)
-        self.register_parameter("bias", None)
+        self.weight: nn.Parameter | Blocks | None = None
+        self.bias: nn.Parameter | None = None
 
 
 def shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,10 @@ class Quantised:
     zeros_OG: Tensor | None = None
 
     @property
+    def shape(self) -> torch.Size:
+        return self.codes_OI.shape
+
+    @property
     def group(self) -> int:
         return self.codes_OI.shape[1] // self.scales_OG.shape[1]
 
@@ -71,7 +75,7 @@ class QuantisedLinear(nn.Module):
         return F.linear(x, self.matrix.widened().to(x.dtype), self.bias)
 
 
-def joined_codes(weights: Sequence[Tensor | Quantised]) -> Quantised | None:
+def joined_codes(weights: Sequence[object]) -> Quantised | None:
     """Several matrices as one, where all are quantised alike."""
     parts = [weight for weight in weights if isinstance(weight, Quantised)]
     alike = {(part.bits, part.group, part.zeros_OG is None) for part in parts}

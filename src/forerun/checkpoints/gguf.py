@@ -2,7 +2,7 @@
 in it is replaced while it reads, and what it made is kept for the next time.
 
 The values are the library's own, bit for bit: blocks are widened by the same arithmetic
-(`gguf_blocks.py`), and names are mapped once instead of once per module.
+(`backbones/blocks.py`), and names are mapped once instead of once per module.
 
 What took long is kept in the user's cache folder (`FORERUN_CACHE` names another; 'off' keeps
 nothing): the tokenizer, and of models that are not of the Llama shape (`gguf_plain.py`) a plain
@@ -25,10 +25,11 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
+from forerun.backbones import blocks
 from forerun.backbones.measure import cache_folder
 from forerun.checkpoints.files import quiet
-from forerun.checkpoints.gguf_blocks import widen
 from forerun.checkpoints.gguf_header import read_header
 from forerun.errors import BadCheckpoint
 
@@ -60,6 +61,17 @@ def quick() -> Iterator[None]:
         _metadata_read_once(),
     ):
         yield
+
+
+def widen(data: np.ndarray, kind: Any) -> np.ndarray:
+    """As `gguf.dequantize`, which is taken for kinds of blocks that are not ours."""
+    import gguf.quants
+
+    data = np.array(data)  # from the file, which may change
+    if kind.name not in blocks.KINDS:
+        return gguf.quants.dequantize(data, kind)
+    values = blocks.widened(torch.from_numpy(data), kind.name)
+    return values.numpy().reshape(*data.shape[:-1], -1)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class GGUFFile:
 
 def read_header(path: Path, lists: Collection[str] = ()) -> GGUFFile:
     """With the lists of these names. A ValueError for what is no GGUF file or ends too early."""
-    data: Any = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    data: Any = np.memmap(path, np.uint8, "c").view(np.ndarray)
     reader = _Reader(memoryview(data))
     try:
         magic, version, tensors, settings = reader.numbers("4sIQQ")

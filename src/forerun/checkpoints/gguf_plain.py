@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.backbones.plain import KINDS, PlainConfig, PlainNetwork
-from forerun.checkpoints.gguf_blocks import widen
+from forerun.backbones.blocks import KINDS as BLOCKS
+from forerun.backbones.blocks import Blocks
+from forerun.backbones.plain import KINDS, PlainConfig, PlainNetwork, Weight
+from forerun.checkpoints.gguf import widen
 from forerun.checkpoints.gguf_header import GGUFFile, GGUFTensor, read_header
 
 OUTSIDE = {
@@ -46,17 +48,20 @@ NUMBERS = {
 }
 
 
-def read(path: Path, dtype: torch.dtype | None) -> PlainNetwork | None:
-    """The network of a file; None where it has another shape, or is not what such files are."""
+def read(path: Path, dtype: torch.dtype | None, *, in_blocks: bool = False) -> PlainNetwork | None:
+    """The network of a file; None where it has another shape, or is not what such files are.
+    `in_blocks`: matrices stay in the file's blocks, where they may."""
     try:
         file = read_header(path)
         config = _config(file)
         if config is None:
             return None
-        names = [_named(tensor.name) for tensor in file.tensors]
-        weights = (_weight(tensor, config) for tensor in file.tensors)
         kind = dtype or torch.float32
-        return PlainNetwork(config, {name: w.to(kind) for name, w in zip(names, weights)})
+        weights = {}
+        for tensor in file.tensors:
+            found = (_blocks(tensor) if in_blocks else None) or _values(tensor, kind)
+            weights[_named(tensor.name)] = _in_halves(found, tensor, config)
+        return PlainNetwork(config, weights)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # the library says what is wrong
 
@@ -90,10 +95,25 @@ def _named(name: str) -> str:
     return f"{OUTSIDE[name.removesuffix('.weight')]}.weight"
 
 
-def _weight(tensor: GGUFTensor, config: PlainConfig) -> Tensor:
-    values = torch.from_numpy(widen(tensor.data, tensor.kind)).view(tensor.shape)
+def _blocks(tensor: GGUFTensor) -> Blocks | None:
+    """A matrix as it lies in the file."""
+    kind = BLOCKS.get(tensor.kind.name)
+    if kind is None or len(tensor.shape) != 2 or tensor.shape[1] % kind.values:
+        return None
+    return Blocks(tensor.kind.name, torch.from_numpy(tensor.data).view(tensor.shape[0], -1))
+
+
+def _values(tensor: GGUFTensor, dtype: torch.dtype) -> Weight:
+    return torch.from_numpy(widen(tensor.data, tensor.kind)).view(tensor.shape).to(dtype)
+
+
+def _in_halves(weight: Weight, tensor: GGUFTensor, config: PlainConfig) -> Weight:
+    """Numbers of a head that are turned together lie side by side in files of this kind; the
+    library has them in halves."""
     if config.model_type != "llama" or not re.search(r"\.attn_[qk]\.", tensor.name):
-        return values
-    # numbers of a head that are turned together lie side by side: the library has them in halves
-    heads = values.unflatten(0, (-1, config.head_dim // 2, 2))
-    return heads.transpose(1, 2).flatten(0, 2)
+        return weight
+
+    def halves(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (-1, config.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+    return weight.by_outputs(halves) if isinstance(weight, Blocks) else halves(weight)

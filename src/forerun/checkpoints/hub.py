@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forerun.backbones.blocks import Blocks
 from forerun.backbones.quantised import QuantisedLinear
 from forerun.checkpoints.files import Source, first_line, quiet
 from forerun.engine.backbone import SlottedBackbone
@@ -210,18 +211,24 @@ def load_weights(
 
 
 @torch.inference_mode()
-def check_finite(source: Source, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+def check_finite(source: Source, weights: Iterable[tuple[str, torch.Tensor | Blocks]]) -> None:
     """Refuse weights that are no numbers: whatever they touch is none either."""
-    for name, whole in tensors:
-        tensor = whole.to_local() if hasattr(whole, "to_local") else whole  # this process's share
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            continue
-        total = tensor.sum(dtype=torch.float32)  # an infinite sum may be one of finite numbers
-        if not torch.isfinite(total) and not torch.isfinite(tensor).all():
+    for name, weight in weights:
+        if not _is_finite(weight):
             raise BadCheckpoint(
                 f"model={source.name!r}: the weight {name!r} has values that are not finite "
                 "numbers (NaN or infinity): the file is damaged, or its training diverged."
             )
+
+
+def _is_finite(weight: Any) -> bool:
+    if isinstance(weight, Blocks):
+        return weight.is_finite()
+    tensor = weight.to_local() if hasattr(weight, "to_local") else weight  # this process's share
+    if not tensor.is_floating_point() or tensor.itemsize < 2:
+        return True
+    total = tensor.sum(dtype=torch.float32)  # an infinite sum may be one of finite numbers
+    return bool(torch.isfinite(total) or torch.isfinite(tensor).all())
 
 
 def _wrong_weights(info: Mapping[str, Iterable[object] | None]) -> str:

@@ -141,9 +141,12 @@ def _load_gguf(source: Source, options: _LoadOptions) -> LoadedNetwork:
         hub.parallel_arguments(source)  # which says why not
     path = Path(source.place) / str(source.gguf)
     dtype = options.dtype
-    plain = gguf_plain.read(path, dtype) if options.adapters is None else None
+    in_blocks = options.device.type == "cpu" and dtype == torch.float32
+    plain = None
+    if options.adapters is None:
+        plain = gguf_plain.read(path, dtype, in_blocks=in_blocks)
     if plain is not None:
-        hub.check_finite(source, plain.named_parameters())
+        hub.check_finite(source, plain.weights())
         return LoadedNetwork(plain.to(options.device), load_gguf_tokenizer(source))
 
     def make() -> LoadedNetwork:

@@ -181,14 +181,17 @@ def token_count(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
-def check_fits(name: str, tokenizer: PreTrainedTokenizerBase | None, rows: int) -> None:
-    """Refuse a tokenizer with ids that the embedding has no row for. A special token may be one of
-    the library's own making, which no text of the checkpoint has."""
-    if tokenizer is not None:
-        beyond = _beyond(tokenizer, rows)
+def fitting_count(name: str, tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
+    """How many of an embedding's rows stand for tokens: all, or fewer. A tokenizer with ids that
+    it has no row for is refused. A special token may be one of the library's own making, which no
+    text of the checkpoint has."""
+    count = token_count(tokenizer)
+    if count > rows:
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {i for i in beyond.values() if i in added and added[i].special}
+        special = {i for i in added if added[i].special}
+        beyond = _beyond(tokenizer, rows)
         _refuse_beyond(name, {t: i for t, i in beyond.items() if i not in special}, rows)
+    return min(count, rows)
 
 
 def check_files_fit(source: Source, tokenizer: PreTrainedTokenizerBase | None, rows: int) -> None:
@@ -203,8 +206,6 @@ def check_files_fit(source: Source, tokenizer: PreTrainedTokenizerBase | None, r
 
 
 def _beyond(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[str, int]:
-    if token_count(tokenizer) <= rows:
-        return {}
     return {token: i for token, i in tokenizer.get_vocab().items() if i >= rows}
 
 

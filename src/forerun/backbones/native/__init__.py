@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.backbones.blocks import KINDS as IN_BLOCKS
+from forerun.backbones.blocks import Blocks
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
 from forerun.backbones.native.rounds import Runner, go_on
 from forerun.backbones.products import (
@@ -56,10 +58,13 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # Code that is no slower, in four fifths of the time; not every compiler knows them.
 QUICKER = ["-fno-unswitch-loops", "-fno-split-loops"]
+# A file in which little time is spent is compiled in two thirds of the time so.
+LIGHT = {"decoding.cpp": ["-O2"]}
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
 STRIP = 16  # outputs of a strip of float32
 FLOATS = 32  # bits
+IN_FLOATS = 0  # as files in blocks number it
 log = logging.getLogger("forerun")
 _compiling = threading.Lock()
 
@@ -178,7 +183,7 @@ def compiled_in(folder: Path | None) -> Compiled:
 
 
 def _file_in(folder: Path) -> Path:
-    compiled_for = " ".join([*FLAGS, machine(), instruction_sets()])
+    compiled_for = " ".join([*FLAGS, str(LIGHT), machine(), instruction_sets()])
     code = [source.read_bytes() for source in sorted(SOURCES.glob("*.[ch]*"))]
     key = hashlib.sha256(b"".join([*code, compiled_for.encode()])).hexdigest()
     return folder / "native" / f"{key[:16]}.so"
@@ -195,8 +200,10 @@ def _typed(found: Any) -> Any:
     found.go_on.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
-    found.pack.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_void_p]
+    found.pack.argtypes = [c_void_p, *[c_int64] * 6, c_void_p]
     found.pack.restype = None
+    found.widen.argtypes = [c_void_p, *[c_int64] * 4, c_void_p]
+    found.widen.restype = None
     found.packed_bytes.argtypes = [c_int64, c_int64]
     found.packed_bytes.restype = c_int64
     found.is_fast.restype = c_int64
@@ -229,7 +236,11 @@ def _build(compiler: list[str], made: Path) -> str:
         (source, made.with_name(f"{source.stem}.o")) for source in sorted(SOURCES.glob("*.cpp"))
     ]
     running = [
-        subprocess.Popen([*compiler, "-c", source, "-o", to], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*compiler, *LIGHT.get(source.name, []), "-c", source, "-o", to],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for source, to in steps
     ]
     try:
@@ -315,39 +326,60 @@ class NativeProduct:
 
 
 def native_product(
-    weight_OI: Tensor, bias: Tensor | None, bits: str | None
+    weight: Tensor | Blocks, bias: Tensor | None, bits: str | None
 ) -> NativeProduct | None:
     """A matrix in 4 or 8 bits, or as it is; None where nothing is compiled, or its groups do not
     fit."""
-    outputs, inputs = weight_OI.shape
+    outputs, inputs = weight.shape
     functions = library()
     if functions is None or inputs % GROUP:
         return None
     kept = FLOATS if bits is None else int(bits.removeprefix("int"))
-    blocks = _packed(weight_OI, kept, functions)
+    blocks = _packed(weight, kept, functions)
     return NativeProduct(blocks, (outputs, inputs), bias, kept, functions)
 
 
-def _packed(weight_OI: Tensor, bits: int, functions: Any) -> Tensor:
+def _packed(weight: Tensor | Blocks, bits: int, functions: Any) -> Tensor:
     """Strips or blocks of a matrix, in the nearest numbers of so many bits."""
-    weight_OI = weight_OI.float().contiguous()
-    outputs, inputs = weight_OI.shape
+    outputs, inputs = weight.shape
+    rows = weight.float() if isinstance(weight, Tensor) else weight.rows_OB
+    rows = rows.contiguous()
+    kind = IN_FLOATS if isinstance(weight, Tensor) else IN_BLOCKS[weight.kind].number
     side = STRIP if bits == FLOATS else functions.side()
     count = -(-outputs // side)
     made = torch.empty(count, functions.packed_bytes(inputs, bits), dtype=torch.uint8)
 
-    def pack(first: int) -> None:
-        end = min(first + step, count)
-        functions.pack(weight_OI.data_ptr(), outputs, inputs, bits, first, end, made.data_ptr())
+    def pack(first: int, end: int) -> None:
+        functions.pack(rows.data_ptr(), kind, outputs, inputs, bits, first, end, made.data_ptr())
 
-    step = max(1, WEIGHTS_AT_ONCE // (side * inputs))
-    list(_packers(torch.get_num_threads()).map(pack, range(0, count, step)))
+    _in_parts(pack, count, side * inputs)
     return made
 
 
-@cache
-def _packers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "packing")
+def widened(weight: Blocks) -> Tensor:
+    """The values of a matrix; by torch, where nothing is compiled."""
+    functions = library()
+    if functions is None:
+        return weight.widened()
+    outputs, inputs = weight.shape
+    rows = weight.rows_OB.contiguous()
+    kind = IN_BLOCKS[weight.kind].number
+    made = torch.empty(outputs, inputs)
+
+    def widen(first: int, end: int) -> None:
+        functions.widen(rows.data_ptr(), kind, inputs, first, end, made.data_ptr())
+
+    _in_parts(widen, outputs, inputs)
+    return made
+
+
+def _in_parts(work: Callable[[int, int], None], count: int, weights: int) -> None:
+    """Do it from a first to an end, by several threads, of things with so many weights each."""
+    step = max(1, WEIGHTS_AT_ONCE // weights)
+    firsts = range(0, count, step)
+    ends = [min(first + step, count) for first in firsts]
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(work, firsts, ends))
 
 
 def native_product_of(matrix: Quantised, bias: Tensor | None) -> NativeProduct | None:

@@ -5,8 +5,11 @@
 
 #include <utility>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
+// Where a register has sixteen numbers, and a compiler moves them about within it.
+#if defined(__AVX512F__) && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SIXTEEN_AT_ONCE 1
+#endif
 #endif
 
 namespace forerun {
@@ -45,25 +48,26 @@ inline Sixteen products(const float* q, const float* key) {
     return all;
 }
 
-#if defined(__AVX512F__)
+#if SIXTEEN_AT_ONCE
 
 // What `in_four` makes of four of them, in the order of the keys.
-inline __m512 four_in_four(const Sixteen* all) {
-    const auto halved = [](__m512 a, __m512 b) {
-        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+inline Sixteen four_in_four(const Sixteen* all) {
+    const auto halved = [](const Sixteen& a, const Sixteen& b) {
+        return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     };
-    const auto of = [&](int k) { return reinterpret_cast<__m512>(all[k]); };
-    return halved(halved(of(0), of(1)), halved(of(2), of(3)));
+    return halved(halved(all[0], all[1]), halved(all[2], all[3]));
 }
 
 // Scores of sixteen keys: the same sums, with fewer moves within registers.
 template <int D>
 inline void score_sixteen(const float* q, const float* keys, int64_t step, float scale,
                           float* scores) {
-    const auto in_pairs = [](__m512 a, __m512 b) {
-        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+    const auto in_pairs = [](const Sixteen& a, const Sixteen& b) {
+        return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+               __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
     };
-    __m512 fours[4];
+    Sixteen fours[4];
 #pragma GCC unroll 4
     for (int f = 0; f < 4; ++f) {
         Sixteen all[4];
@@ -71,10 +75,11 @@ inline void score_sixteen(const float* q, const float* keys, int64_t step, float
         for (int k = 0; k < 4; ++k) all[k] = products<D>(q, keys + (4 * f + k) * step);
         fours[f] = four_in_four(all);
     }
-    const __m512 found = in_pairs(in_pairs(fours[0], fours[1]), in_pairs(fours[2], fours[3]));
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512 scaled = _mm512_mul_ps(found, _mm512_set1_ps(scale));
-    _mm512_storeu_ps(scores, _mm512_permutexvar_ps(order, scaled));
+    const Sixteen found = in_pairs(in_pairs(fours[0], fours[1]), in_pairs(fours[2], fours[3]));
+    const Sixteen scaled =
+        __builtin_shufflevector(found, found, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15) *
+        scale;
+    std::memcpy(scores, &scaled, sizeof scaled);
 }
 
 #endif
@@ -86,7 +91,7 @@ __attribute__((noinline)) void score(const float* q, const float* keys, int64_t 
                                      int64_t count, float scale, float* scores) {
     int64_t s = 0;
     if constexpr (D > 0) {
-#if defined(__AVX512F__)
+#if SIXTEEN_AT_ONCE
         for (; s + 16 <= count; s += 16)
             score_sixteen<D>(q, keys + s * step, step, scale, scores + s);
 #endif

@@ -66,8 +66,15 @@ struct Rounds {
 
 // The largest of some numbers, as `largest` says; NAN if one is none.
 inline float largest_or_none(const float* x, int64_t count) {
+    SixteenWhole nones = {};
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        const Sixteen some = load<Sixteen>(x + i);
+        nones |= some != some;
+    }
     int32_t none = 0;
-    for (int64_t i = 0; i < count; ++i) none |= x[i] != x[i];
+    for (int k = 0; k < 16; ++k) none |= nones[k];
+    for (; i < count; ++i) none |= x[i] != x[i];
     return none ? NAN : largest(x, count);
 }
 

@@ -35,6 +35,7 @@ inline float exponential(float x) {
 // Some numbers at a time: a compiler makes of them what its processor has.
 typedef float Four __attribute__((vector_size(16)));
 typedef float Sixteen __attribute__((vector_size(64)));
+typedef int32_t SixteenWhole __attribute__((vector_size(64)));
 
 template <typename Some>
 inline Some load(const float* from) {
