@@ -102,25 +102,54 @@ def test_8_bits_and_floats_lie_as_their_definition_says():
     assert torch.equal(strips[:49], weight_OI) and not strips[49:].any()
 
 
-@pytest.mark.parametrize("bits", KINDS)
-@pytest.mark.parametrize("kind", IN_BLOCKS)
-def test_blocks_of_a_file_become_what_their_values_would(kind, bits):
-    """Bit for bit, whatever their numbers in half precision are."""
-    values, size = IN_BLOCKS[kind].values, IN_BLOCKS[kind].size
+def in_random_blocks(kind, outputs, groups):
+    """Blocks of every number in half precision: of all sizes, too small for a float's own among
+    them, and zeros of both signs."""
+    size = IN_BLOCKS[kind].size
     random = np.random.default_rng(0)
-    rows = torch.from_numpy(random.integers(0, 256, (49, 512 // values * size), np.uint8))
+    rows = torch.from_numpy(random.integers(0, 256, (outputs, groups * size), np.uint8))
     halves = rows.view(-1, size).view(torch.int16)
-    for at in IN_BLOCKS[kind].halves:  # of all sizes, too small and none among them
+    for at in IN_BLOCKS[kind].halves:
         halves[:, at // 2] &= ~0x4000
-        halves[::7, at // 2] &= ~0x7C00
-        halves[::11, at // 2] = 0
-    weight = Blocks(kind, rows)
-    assert weight.is_finite() and weight.shape == (49, 512)
-    assert torch.equal(native.widened(weight), weight.widened())
-    found, expected = (native.native_product(one, None, bits) for one in (weight, weight.widened()))
-    assert torch.equal(found._blocks, expected._blocks)
-    halves[40, IN_BLOCKS[kind].halves[-1] // 2] |= 0x7C00
-    assert not weight.is_finite()
+        halves[::3, at // 2] &= ~0x7C00
+        halves[::7, at // 2] &= ~0x7FFF
+    return Blocks(kind, rows)
+
+
+def same_bits(one, other):
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("outputs,groups", [(49, 2), (5, 1), (16, 3)])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_blocks_of_a_file_become_what_their_values_would(
+    kind, outputs, groups, flushed, monkeypatch
+):
+    """Bit for bit, in parts or at once, also where a processor takes the smallest floats as 0."""
+    weight = in_random_blocks(kind, outputs, groups)
+    inputs = groups * IN_BLOCKS[kind].values
+    assert weight.is_finite() and weight.shape == (outputs, inputs)
+    values = weight.widened()
+    packed = {bits: native.native_product(values, None, bits)._blocks for bits in KINDS}
+    torch.set_flush_denormal(flushed)
+    try:
+        for most in (native.WEIGHTS_AT_ONCE, 1000):
+            monkeypatch.setattr(native, "WEIGHTS_AT_ONCE", most)
+            assert same_bits(native.widened(weight), values)
+            for bits in KINDS:
+                found = native.native_product(weight, None, bits)._blocks
+                assert torch.equal(found, packed[bits])
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_blocks_with_a_number_that_is_none_say_so(kind):
+    for at in IN_BLOCKS[kind].halves:
+        weight = in_random_blocks(kind, 20, 1)
+        weight.rows_OB.view(-1, IN_BLOCKS[kind].size).view(torch.int16)[17, at // 2] |= 0x7C00
+        assert not weight.is_finite()
 
 
 def test_codes_and_offsets_of_a_checkpoint_are_kept():

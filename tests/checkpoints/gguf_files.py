@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from forerun.checkpoints import tiny
@@ -32,11 +33,11 @@ def write_gguf(
     *,
     scaled: bool = False,
     without: str = " ",
-    blocks: str | None = None,
+    blocks: str | Callable[[str], str] | None = None,
 ) -> None:
     """A tiny model of an architecture; `without` tensors whose name begins so. `scaled`: the file
     says something about stretching rotations (that they are not). `blocks`: the kind of blocks that
-    its matrices are in."""
+    its matrices are in, or that one of a name is."""
     import gguf
 
     network = tiny.build(arch)
@@ -60,7 +61,8 @@ def write_gguf(
     for key, weight in network.state_dict().items():
         told = _name(key)
         if not told.startswith(without):
-            kind = gguf.GGMLQuantizationType[blocks if blocks and weight.dim() == 2 else "F32"]
+            named = blocks(told) if callable(blocks) else blocks
+            kind = gguf.GGMLQuantizationType[named if named and weight.dim() == 2 else "F32"]
             out.add_tensor(told, gguf.quants.quantize(weight.numpy(), kind), raw_dtype=kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()

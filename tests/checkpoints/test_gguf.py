@@ -104,6 +104,7 @@ def test_both_ways_to_read_a_file_give_one_text(arch, tmp_path, monkeypatch):
     ("llama", "Q4_1", " "),
     ("qwen2", "Q5_0", "output.weight"),
     ("qwen3", "Q8_0", "output.weight"),
+    ("llama", lambda name: "Q8_0" if "attn_v" in name else "Q4_0", " "),
 ])  # fmt: skip
 @pytest.mark.parametrize("compiles", [True, False])
 @torch.inference_mode()
@@ -132,7 +133,10 @@ def test_blocks_that_stay_in_the_file_give_the_logits_of_their_values(
     assert torch.equal(logits[0][1], logits[1][1])
 
 
-def test_a_model_that_is_loaded_needs_its_file_no_more(tmp_path):
+@pytest.mark.parametrize("compiles", [True, False])
+@torch.inference_mode()
+def test_a_model_that_is_loaded_needs_its_file_no_more(compiles, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path.parent / "kept") if compiles else "off")
     path = tmp_path / "tiny.gguf"
     write_gguf(path, blocks="Q4_1")
     models = [forerun.load(str(path), lanes=1, max_context=64) for _ in range(2)]

@@ -1,8 +1,8 @@
 """Matrices in blocks, as GGUF files have them: left where they lie until a product takes them, or
 widened to the float32 values of the package `gguf`, bit for bit, on all threads.
 
-O outputs; N blocks, of which each has a scale (or 8 or 16 of them), B bytes, V values; uint8 in,
-float32 out.
+O outputs, I inputs; N blocks, of which each has a scale (or 8 or 16 of them), B bytes, V values;
+uint8 in, float32 out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 VALUES_AT_ONCE = 1 << 22  # little enough for the processor's cache, enough for all its threads
-NO_NUMBER = 0x7C00  # the bits of half precision that all are set
+NO_NUMBER = 0x7C00  # in half precision, the bits that are all set in infinities and NaN
 BITS = torch.arange(8, dtype=torch.uint8)[:, None]
 
 

@@ -40,7 +40,7 @@ from forerun.backbones.native import (
     runs_floats,
 )
 from forerun.backbones.native.rounds import Runner
-from forerun.backbones.plain import Part, PlainNetwork
+from forerun.backbones.plain import Part, PlainNetwork, Weight
 from forerun.backbones.products import HEAD, FloatProduct, Matrix, Packed, Product, joined, times
 from forerun.backbones.quantised import Quantised, QuantisedLinear, int4_product, joined_codes
 from forerun.backbones.rotary import rotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 SHAPES = ("llama", "mistral", "qwen2", "qwen3")
 LAYERS = (nn.Linear, QuantisedLinear, Part)
-Given = Tensor | Quantised | Blocks  # what a network has for a matrix
+Given = Weight | Quantised  # what a network has for a matrix
 # Attention of a quantised model looks at so many slots at once, masked where a row must not see
 # them: then a row's sums are cut at the same places whatever runs beside it.
 SLOTS_AT_ONCE = 16
@@ -413,7 +413,9 @@ class _Taker:
         return matrix
 
     def _plain(self, weights: Sequence[Given]) -> Tensor:
-        return joined([_widened(weight).to(self._dtype) for weight in weights])
+        return joined(
+            [w if isinstance(w, Tensor) else _widened(w).to(self._dtype) for w in weights]
+        )
 
     def _kept(self, codes: Quantised, bias: Tensor | None) -> tuple[str, Matrix] | None:
         """A matrix with the codes that its checkpoint has, where that runs here. On a CPU 8-bit

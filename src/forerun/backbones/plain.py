@@ -27,8 +27,8 @@ class PlainConfig(SimpleNamespace):
 
 
 class PlainNetwork(nn.Module):
-    """The weights, in modules of the library's names. A ValueError names one that is missing, has
-    another shape or no place."""
+    """The weights, in modules of the library's names; those in blocks are no parameters, but
+    among `weights()`. A ValueError names one that is missing, has another shape or no place."""
 
     def __init__(self, config: PlainConfig, weights: Mapping[str, Weight]):
         super().__init__()

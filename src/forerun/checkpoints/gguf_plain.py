@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.backbones.blocks import KINDS as BLOCKS
+from forerun.backbones import blocks
 from forerun.backbones.blocks import Blocks
 from forerun.backbones.plain import KINDS, PlainConfig, PlainNetwork, Weight
 from forerun.checkpoints.gguf import widen
@@ -50,7 +50,8 @@ NUMBERS = {
 
 def read(path: Path, dtype: torch.dtype | None, *, in_blocks: bool = False) -> PlainNetwork | None:
     """The network of a file; None where it has another shape, or is not what such files are.
-    `in_blocks`: matrices stay in the file's blocks, where they may."""
+    `in_blocks`: matrices stay in the file's blocks, where they may, and a file that is cut short
+    before they are taken ends the process."""
     try:
         file = read_header(path)
         config = _config(file)
@@ -60,7 +61,7 @@ def read(path: Path, dtype: torch.dtype | None, *, in_blocks: bool = False) -> P
         weights = {}
         for tensor in file.tensors:
             found = (_blocks(tensor) if in_blocks else None) or _values(tensor, kind)
-            weights[_named(tensor.name)] = _in_halves(found, tensor, config)
+            weights[_named(tensor.name)] = _turned(found, tensor, config)
         return PlainNetwork(config, weights)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
         return None  # the library says what is wrong
@@ -97,17 +98,17 @@ def _named(name: str) -> str:
 
 def _blocks(tensor: GGUFTensor) -> Blocks | None:
     """A matrix as it lies in the file."""
-    kind = BLOCKS.get(tensor.kind.name)
+    kind = blocks.KINDS.get(tensor.kind.name)
     if kind is None or len(tensor.shape) != 2 or tensor.shape[1] % kind.values:
         return None
     return Blocks(tensor.kind.name, torch.from_numpy(tensor.data).view(tensor.shape[0], -1))
 
 
-def _values(tensor: GGUFTensor, dtype: torch.dtype) -> Weight:
+def _values(tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(widen(tensor.data, tensor.kind)).view(tensor.shape).to(dtype)
 
 
-def _in_halves(weight: Weight, tensor: GGUFTensor, config: PlainConfig) -> Weight:
+def _turned(weight: Weight, tensor: GGUFTensor, config: PlainConfig) -> Weight:
     """Numbers of a head that are turned together lie side by side in files of this kind; the
     library has them in halves."""
     if config.model_type != "llama" or not re.search(r"\.attn_[qk]\.", tensor.name):

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.backbones.blocks import KINDS as IN_BLOCKS
+from forerun.backbones import blocks as in_blocks
 from forerun.backbones.blocks import Blocks
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
 from forerun.backbones.native.rounds import Runner, go_on
@@ -58,13 +58,15 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # Code that is no slower, in four fifths of the time; not every compiler knows them.
 QUICKER = ["-fno-unswitch-loops", "-fno-split-loops"]
-# A file in which little time is spent is compiled in two thirds of the time so.
-LIGHT = {"decoding.cpp": ["-O2"]}
+OWN_FLAGS = {
+    "decoding.cpp": ["-O2"],  # little time is spent in it: compiled in two thirds of the time
+    "packing.cpp": ["-ffp-contract=off"],
+}
 MOST_SECONDS = 120  # of compiling
 MOST_HEAD = 512  # numbers of a head, in fours
 STRIP = 16  # outputs of a strip of float32
 FLOATS = 32  # bits
-IN_FLOATS = 0  # as files in blocks number it
+IN_FLOATS = 0  # among the kinds of blocks that files number
 log = logging.getLogger("forerun")
 _compiling = threading.Lock()
 
@@ -183,7 +185,7 @@ def compiled_in(folder: Path | None) -> Compiled:
 
 
 def _file_in(folder: Path) -> Path:
-    compiled_for = " ".join([*FLAGS, str(LIGHT), machine(), instruction_sets()])
+    compiled_for = " ".join([*FLAGS, str(OWN_FLAGS), machine(), instruction_sets()])
     code = [source.read_bytes() for source in sorted(SOURCES.glob("*.[ch]*"))]
     key = hashlib.sha256(b"".join([*code, compiled_for.encode()])).hexdigest()
     return folder / "native" / f"{key[:16]}.so"
@@ -237,7 +239,7 @@ def _build(compiler: list[str], made: Path) -> str:
     ]
     running = [
         subprocess.Popen(
-            [*compiler, *LIGHT.get(source.name, []), "-c", source, "-o", to],
+            [*compiler, *OWN_FLAGS.get(source.name, []), "-c", source, "-o", to],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -344,7 +346,7 @@ def _packed(weight: Tensor | Blocks, bits: int, functions: Any) -> Tensor:
     outputs, inputs = weight.shape
     rows = weight.float() if isinstance(weight, Tensor) else weight.rows_OB
     rows = rows.contiguous()
-    kind = IN_FLOATS if isinstance(weight, Tensor) else IN_BLOCKS[weight.kind].number
+    kind = IN_FLOATS if isinstance(weight, Tensor) else in_blocks.KINDS[weight.kind].number
     side = STRIP if bits == FLOATS else functions.side()
     count = -(-outputs // side)
     made = torch.empty(count, functions.packed_bytes(inputs, bits), dtype=torch.uint8)
@@ -363,7 +365,7 @@ def widened(weight: Blocks) -> Tensor:
         return weight.widened()
     outputs, inputs = weight.shape
     rows = weight.rows_OB.contiguous()
-    kind = IN_BLOCKS[weight.kind].number
+    kind = in_blocks.KINDS[weight.kind].number
     made = torch.empty(outputs, inputs)
 
     def widen(first: int, end: int) -> None:

@@ -5,11 +5,11 @@
 
 #include <utility>
 
-// Where a register has sixteen numbers, and a compiler moves them about within it.
-#if defined(__AVX512F__) && defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SIXTEEN_AT_ONCE 1
-#endif
+// Some numbers of two sixteens, by their places.
+#if defined(__clang__)
+#define CHOSEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CHOSEN(a, b, ...) __builtin_shuffle(a, b, SixteenWhole{__VA_ARGS__})
 #endif
 
 namespace forerun {
@@ -48,13 +48,13 @@ inline Sixteen products(const float* q, const float* key) {
     return all;
 }
 
-#if SIXTEEN_AT_ONCE
+#if defined(__AVX512F__)
 
 // What `in_four` makes of four of them, in the order of the keys.
 inline Sixteen four_in_four(const Sixteen* all) {
     const auto halved = [](const Sixteen& a, const Sixteen& b) {
-        return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+        return CHOSEN(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               CHOSEN(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     };
     return halved(halved(all[0], all[1]), halved(all[2], all[3]));
 }
@@ -64,8 +64,8 @@ template <int D>
 inline void score_sixteen(const float* q, const float* keys, int64_t step, float scale,
                           float* scores) {
     const auto in_pairs = [](const Sixteen& a, const Sixteen& b) {
-        return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-               __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+        return CHOSEN(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+               CHOSEN(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
     };
     Sixteen fours[4];
 #pragma GCC unroll 4
@@ -77,8 +77,7 @@ inline void score_sixteen(const float* q, const float* keys, int64_t step, float
     }
     const Sixteen found = in_pairs(in_pairs(fours[0], fours[1]), in_pairs(fours[2], fours[3]));
     const Sixteen scaled =
-        __builtin_shufflevector(found, found, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15) *
-        scale;
+        CHOSEN(found, found, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15) * scale;
     std::memcpy(scores, &scaled, sizeof scaled);
 }
 
@@ -91,7 +90,7 @@ __attribute__((noinline)) void score(const float* q, const float* keys, int64_t 
                                      int64_t count, float scale, float* scores) {
     int64_t s = 0;
     if constexpr (D > 0) {
-#if SIXTEEN_AT_ONCE
+#if defined(__AVX512F__)
         for (; s + 16 <= count; s += 16)
             score_sixteen<D>(q, keys + s * step, step, scale, scores + s);
 #endif

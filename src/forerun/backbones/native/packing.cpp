@@ -1,16 +1,14 @@
 // Matrices as products take them: in strips of floats, or the nearest in blocks of 4 or 8 bits.
 // They come as floats, or in blocks of a GGUF file, whose values are those of `blocks.py`, bit for
 // bit.
-
-// Every processor makes the same of them: no product and sum are one operation.
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#else
-#pragma GCC optimize("fp-contract=off")
-#endif
+//
+// Every processor makes the same of them: it is compiled so that no product and sum are one
+// operation.
 
 #include "model.h"
 #include "numbers.h"
+
+#include <cstdlib>
 
 namespace forerun {
 namespace {
@@ -136,10 +134,12 @@ float half_at(const uint8_t* at) {
     uint16_t half;
     std::memcpy(&half, at, 2);
     const uint32_t rest = half & 0x7fffu;
-    uint32_t bits = rest << 13 | (rest >= 0x7c00u ? 0x7f800000u : 0u);
-    float size;
-    std::memcpy(&size, &bits, 4);
-    if (rest < 0x7c00u) size *= 0x1p112f;
+    // The smallest are whole numbers of steps: a float of their bits may count as zero here.
+    float size = static_cast<float>(rest) * 0x1p-24f;
+    if (rest >= 0x400u) {
+        const uint32_t bits = (rest << 13) + (rest >= 0x7c00u ? 0x70000000u : 0x38000000u);
+        std::memcpy(&size, &bits, 4);
+    }
     return half & 0x8000u ? -size : size;
 }
 
@@ -255,7 +255,7 @@ struct Q6_K {
     }
 };
 
-// Where the values of some blocks lie, and how to widen them.
+// What the values of a matrix lie in: so many in so many bytes, and how they become floats.
 struct Source {
     int64_t values, size;
     void (*widen)(const uint8_t*, int64_t, float*);  // some values; none if they are floats
@@ -281,7 +281,8 @@ struct Source {
             case Q4_K::number: return in<Q4_K>();
             case Q5_K::number: return in<Q5_K>();
             case Q6_K::number: return in<Q6_K>();
-            default: return {1, 4, nullptr};
+            case 0: return {1, 4, nullptr};
+            default: std::abort();  // a kind that Python names and this file does not
         }
     }
 
