@@ -8,8 +8,11 @@ from forerun.backbones.kernels import attention as attention_file
 from forerun.backbones.kernels import elementwise, matmul
 
 
-def norm(x_TE, weight_E, eps):
-    return F.rms_norm(x_TE, x_TE.shape[-1:], weight_E, eps)
+def norm(x_TE, weight_E, eps, given=None):
+    normed_TE = F.rms_norm(x_TE, x_TE.shape[-1:], weight_E, eps)
+    if given is None:
+        return normed_TE
+    return torch.where((given.tokens_T >= given.first)[:, None], given.rows_TE, normed_TE)
 
 
 def swiglu(gate_up_T2I):

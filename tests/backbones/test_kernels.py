@@ -57,6 +57,15 @@ def test_norm_and_swiglu():
     torch.testing.assert_close(elementwise.swiglu(gate_up), torch.nn.functional.silu(gate) * up)
 
 
+def test_rows_that_are_given_are_not_normed():
+    x, weight, given = random(5, 48, seed=1), random(48, seed=2), random(5, 48, seed=3)
+    tokens = torch.tensor([3, 40, 7, 41, 39], device=DEVICE)
+    normed = elementwise.norm(x, weight, 1e-5)
+    expected = torch.where((tokens >= 40)[:, None], given, normed)
+    found = elementwise.norm(x, weight, 1e-5, elementwise.Given(given, tokens, 40))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_parts_are_added_in_their_order(count):
     parts = random(count, 5, 300)

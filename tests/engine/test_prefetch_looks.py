@@ -325,7 +325,6 @@ def still(self, source_table):
     intervals = self._rows_7T[3:5].clone()
     MOVE(self, source_table)
     self._rows_7T[3:5] = intervals
-    return self._rows_7T
 
 
 MUTANTS = {
@@ -337,7 +336,9 @@ MUTANTS = {
         LookPrefetch, "_new", property(lambda self: self.drafted)
     ),
     "as if nothing were accepted": lambda patch: patch.setattr(
-        prefetch_looks, "Moved", lambda steps_B, most: graphs.Moved(0 * steps_B, most)
+        prefetch_looks,
+        "Moved",
+        lambda steps_B, *far, **more: graphs.Moved(0 * steps_B, *far, **more),
     ),
     "however many tokens are asked for": lambda patch: patch.setattr(
         LookPrefetch, "matches", lambda self, one: one.waits_for.host is self.host
@@ -346,7 +347,7 @@ MUTANTS = {
         MovesOn, "moved_on", lambda *a: one_less(MOVED_ON(*a))
     ),
     "the last token stays": lambda patch: patch.setattr(
-        graphs.StaticBatch, "move_on", lambda self, batch: MOVE_ON(self, without_column(batch))
+        graphs.StaticBatch, "move_on", lambda self, batch: MOVE_ON(self, without_placed(batch))
     ),
     "drawn after the token before": lambda patch: patch.setattr(
         DrawnAhead, "late", lambda self, verdicts: []
@@ -361,12 +362,12 @@ MOVE_ON = graphs.StaticBatch.move_on
 
 
 def one_less(batch):
-    batch.moved = graphs.Moved(batch.moved.steps_B - 1, batch.moved.most)
+    batch.moved = batch.moved._replace(steps_B=batch.moved.steps_B - 1)
     return batch
 
 
-def without_column(batch):
-    batch.column = None
+def without_placed(batch):
+    batch.placed = None
     return batch
 
 

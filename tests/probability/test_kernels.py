@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from forerun.constraints.base import words
-from forerun.probability.logits import Warp, masked_by
-from forerun.probability.markov import Markov, draw_chain
+from forerun.probability.acceptance import keep_foreseen
+from forerun.probability.certain import judge_rows
+from forerun.probability.logits import Warp, likeliest, masked_by
+from forerun.probability.markov import Markov
 from forerun.probability.noise import pick_by_sums
 
 triton = pytest.importorskip("triton")
@@ -56,20 +58,41 @@ def test_a_chain_of_likeliest_tokens_is_that_of_the_plain_code(vocab, rank):
     before, after = (
         torch.randint(-3, 4, (vocab, rank), generator=some).to(ON, torch.bfloat16) for _ in "ab"
     )
-    law = 2.0 ** torch.randint(-9, 0, (3, 4, vocab), generator=some).float()
-    law[:, :, 1::3] = 0
-    law[1, 2] = 0
-    law[2, 1] = math.nan  # which has no token, and must not be taken for one
-    law = law.to(ON)
-    where = torch.zeros(3, 4, dtype=torch.long, device=ON)
-    last = torch.tensor([[0], [vocab - 1], [2]], device=ON)
-    expected = draw_chain(Markov(before.cpu().float(), after.cpu().float()), 0)(
-        where.cpu(), last.cpu(), law.cpu().nan_to_num(0), None
-    )
-    found = kernels.likeliest_chain(law, last[:, 0], before, after)
-    assert found.tolist() == expected.tokens.tolist()
-    alone = kernels.likeliest_chain(law[1:2], last[1:2, 0], before, after)
+    logits = torch.randint(-9, 0, (3, 4, vocab), generator=some).float()
+    logits[:, :, 1::3] = -math.inf
+    logits[1, 2] = -math.inf
+    logits[2, 1] = math.nan  # which has no token, and must not be taken for one
+    logits = logits.to(ON)
+    last = torch.tensor([0, vocab - 1, 2], device=ON)
+    markov = Markov(before.cpu().float(), after.cpu().float())
+    plain = logits.cpu().nan_to_num(-math.inf, neginf=-math.inf)
+    expected = markov.likeliest_chain(plain, last.cpu())
+    found = kernels.likeliest_chain(logits, last, before, after)
+    assert found.tolist() == expected.tolist()
+    alone = kernels.likeliest_chain(logits[1:2], last[1:2], before, after)
     assert alone.tolist() == found[1:2].tolist()
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_drafts_are_judged_as_by_the_plain_code(vocab):
+    """All of a draft is right, some of it, nothing; a token is missing in it; a law has none."""
+    logits = some_logits(7, vocab)[:5].repeat(4, 1)
+    logits[3] = -math.inf
+    logits[5, vocab - 1] = math.nan
+    said = likeliest(logits.cpu()).view(5, 4)
+    drafted = said[:, :3].clone()
+    drafted[2, 1] += 1
+    drafted[3, 0] += 1
+    drafted[4, 2] = -1
+    found = [torch.full((5,), 9, device=ON) for _ in "ab"]
+    plain = [torch.full((5,), 9) for _ in "ab"]
+    expected = judge_rows(logits.cpu(), drafted, *plain)
+    rows = kernels.judge_rows(logits, drafted.to(ON), *found)
+    assert rows.tolist() == expected.tolist()
+    assert [one.tolist() for one in found] == [one.tolist() for one in plain]
+    assert {0, 1, 2, 3} >= set(plain[0].tolist()) and -1 in expected[:, -1]
+    verdict = keep_foreseen(drafted, said)
+    assert [verdict.accepted.tolist(), verdict.token.tolist()] == expected[:, -2:].T.tolist()
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)

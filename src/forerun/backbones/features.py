@@ -146,20 +146,25 @@ class FeatureBackbone(SlottedBackbone):
     def _forward_by_kernels(self, batch: Batch, tiles: Tiles[Tensor], slots: Slots) -> Tensor:
         """The same in the target's kernels: fewer launches, and the same bits in any company."""
         from forerun.backbones.kernels.attention import attention
-        from forerun.backbones.kernels.elementwise import RMSNorm, Rotary, norm, rotate_and_keep
+        from forerun.backbones.kernels.elementwise import (
+            Given,
+            RMSNorm,
+            Rotary,
+            norm,
+            rotate_and_keep,
+        )
         from forerun.backbones.kernels.matmul import product
 
         product = partial(product, fixed=self.deterministic)
         eps = self.drafter.shape.eps
-        is_context_T1 = (batch.tokens_T >= self.vocab)[:, None]
         x_TE = F.embedding(batch.tokens_T % self.vocab, self.target.embed)
         fusing: Any = self._fusing  # tensors all: where there are tiles, nothing else is taken
         stack: list[Any] = self._stack
         fused_TE = product(self.drafter.normed(self._features(batch)), fusing)
         fused_TE = norm(fused_TE, self.drafter.hidden_norm.weight, eps)
+        context = Given(fused_TE, batch.tokens_T, self.vocab)
         for index, layer in enumerate(stack):
-            normed_TE = norm(x_TE, layer.norm_attn, eps)
-            qkv_TN = product(torch.where(is_context_T1, fused_TE, normed_TE), layer.qkv)
+            qkv_TN = product(norm(x_TE, layer.norm_attn, eps, context), layer.qkv)
             rotary = Rotary(*self._turns_CD, eps, layer.q_norm, layer.k_norm)
             q_THD = rotate_and_keep(index, qkv_TN, rotary, batch, slots)
             seen_TE = attention(index, q_THD, tiles, slots, self.head_dim**-0.5)
@@ -187,8 +192,7 @@ class FeatureBackbone(SlottedBackbone):
     def _features(self, batch: Batch) -> Tensor:
         """The target's hidden states of context rows, side by side; zeros where there are none."""
         assert self.source is not None, "a drafter is bound to its target's slots"
-        layers = self.drafter.shape.target_layers
-        return torch.cat([self.source.features[layer][batch.sources_T] for layer in layers], -1)
+        return self.source.features_at(self.drafter.shape.target_layers, batch.sources_T)
 
     def _layer(
         self,

@@ -380,6 +380,7 @@ class Slots:
         self.scratch_slot = self.table.scratch_slot
         self._flat: list[tuple[Tensor, Tensor]] = []
         self.features: dict[int, Tensor] = {}  # hidden states by layer, [slots, size]
+        self._added: dict[tuple[int, ...], Tensor] = {}  # those that were asked for together
         self._joined: list[Tensor] = []
         count = self.scratch_slot + 1
         for heads, key_dim, value_dim in shape.of_layers():
@@ -397,9 +398,17 @@ class Slots:
         values. Were some of them not kept before?"""
         new = [layer for layer in layers if layer not in self.features]
         keys, _ = self._flat[0]
-        for layer in new:
-            self.features[layer] = zeros((len(keys), size), keys.dtype, keys.device)
+        together = zeros((len(new), len(keys), size), keys.dtype, keys.device)
+        self.features.update(zip(new, together))
+        self._added[tuple(new)] = together
         return bool(new)
+
+    def features_at(self, layers: Sequence[int], places_T: Tensor) -> Tensor:
+        """The hidden states after some layers at some places, side by side."""
+        together = self._added.get(tuple(layers))
+        if together is None:
+            return torch.cat([self.features[layer][places_T] for layer in layers], -1)
+        return together[:, places_T].transpose(0, 1).flatten(1)
 
     def keep_features(self, layer: int, slots_T: Tensor, x_TE: Tensor) -> None:
         """Write the hidden states of all rows after a layer, if anybody asked for them."""

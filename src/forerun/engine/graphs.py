@@ -42,6 +42,7 @@ from forerun.engine.pack import (
     Batch,
     Moved,
     MovedOn,
+    Placed,
     Tiles,
     make_tiles,
     round_up,
@@ -155,7 +156,6 @@ class StaticBatch(Batch):
         self._sequence_T, self._sequence_N = sequences  # of every row and tile, where they move
         # How far each sequence moves; behind them all, of what pads.
         self._steps_S = torch.zeros(size.rows + 1, dtype=torch.long, device=device)
-        self._mover: Callable[[], Tensor] | None = None  # made when first something moves
         self._rows_7T = rows_7T.view(7, -1)  # five integers, where it lives, its lane's pages
         self._bounds_6N = bounds_6N.view(6, -1)
         self.tokens_T, self.positions_T, *_, self.slots_T, self._pages_T = self._rows_7T
@@ -180,22 +180,30 @@ class StaticBatch(Batch):
         starts_T = self.table.on_device[self._pages_T + self.positions_T // size]
         torch.add(starts_T, self.positions_T % size, out=self.slots_T)
 
-    def _move(self, batch: Batch, moved: Moved, within: bool = False) -> None:
-        """Move rows on, as far as only the device knows. All that they see moves with them.
-        `within`: as a part of what is captured."""
-        if within:
-            self._steps_S[: len(moved.steps_B)] = moved.steps_B
-            self._move_by_steps(batch.source_table)
-            return
-        if self._mover is None:
-            self._mover = partial(self._move_by_steps, batch.source_table)
-            if self.device.type == "cuda":  # which is many small launches
-                with capturing_alone():
-                    self._mover = capture_graph(self._mover, None)  # all steps are 0 yet
-        self._steps_S[: len(moved.steps_B)] = moved.steps_B
-        self._mover()
+    def _move(self, batch: Batch, moved: Moved, placed: Placed | None = None) -> None:
+        """Move rows on, as far as only the device knows, and give them tokens. All that they see
+        moves with them."""
+        rows = len(batch.slots)
+        if self.device.type == "cuda":
+            from forerun.engine.moving_kernel import move_rows
 
-    def _move_by_steps(self, source_table: PageTable | None) -> Tensor:
+            sequences = self._sequence_T, self._sequence_N
+            numbers = self._rows_7T, self._bounds_6N, self.sources_T, sequences
+            move_rows(*numbers, self.table, batch.source_table, moved, placed, rows)
+            return
+        if placed is not None:
+            self._place(placed, rows)
+        self._steps_S[: len(moved.steps_B)] = moved.steps_B + moved.more
+        self._move_by_steps(batch.source_table)
+
+    def _place(self, placed: Placed, rows: int) -> None:
+        """Write tokens at the same places of all sequences."""
+        tokens_BL = self.tokens_T[:rows].view(len(placed.token_B), -1)
+        tokens_BL[:, placed.first] = placed.token_B
+        if placed.behind_BK is not None:
+            tokens_BL[:, placed.first + 1 :] = placed.behind_BK.clamp(min=0)
+
+    def _move_by_steps(self, source_table: PageTable | None) -> None:
         # Intervals of plain text are empty, wherever they are. Rows of context, which see only
         # themselves, see the first slots, too, when they are moved: nobody reads them.
         self._rows_7T[POSITION : HI + 1] += self._steps_S[self._sequence_T]
@@ -203,7 +211,6 @@ class StaticBatch(Batch):
         self._bounds_6N[3:] += self._steps_S[self._sequence_N]
         if source_table is not None:
             self._find_sources(source_table)
-        return self._rows_7T
 
     def _find_sources(self, table: PageTable) -> None:
         """Find where another model keeps what rows are made of, at the positions that they have
@@ -214,21 +221,10 @@ class StaticBatch(Batch):
         made_of_nothing_T = self.sources_T == table.scratch_slot
         self.sources_T.copy_(torch.where(made_of_nothing_T, self.sources_T, found_T))
 
-    @property
-    def has_moved(self) -> bool:
-        """Is what moves its rows captured?"""
-        return self._mover is not None
-
-    def move_on(self, batch: MovedOn, within: bool = False) -> None:
-        """Move the rows that it holds on, with other tokens; `within` what is captured."""
-        rows = len(batch.slots)
-        if batch.drawn_T is not None:
-            self.tokens_T[:rows] = batch.drawn_T
-        if batch.column is not None:
-            number, tokens_B = batch.column
-            self.tokens_T[:rows].view(len(tokens_B), -1)[:, number] = tokens_B
+    def move_on(self, batch: MovedOn) -> None:
+        """Move the rows that it holds on, with other tokens."""
         assert batch.moved is not None
-        self._move(batch, batch.moved, within)
+        self._move(batch, batch.moved, batch.placed)
 
     def fill(self, batch: Batch, tiles: Tiles[np.ndarray]) -> None:
         self.fills += 1
@@ -370,8 +366,6 @@ class ForwardRunner(Generic[SlotStorage]):
         if found is not None and not capture_now:
             self.captured.move_to_end(found)
             captured = self.captured[found]
-            if moves and not captured.fixed.has_moved:
-                self.is_warm = False
             logits_RV = captured.replay(batch, tiles, on_start)
             self.replayed = Replayed(captured, captured.fixed.fills, batch, size, found)
             return logits_RV
@@ -547,7 +541,7 @@ class CapturedForward:
 
     def run_moved_within(self, batch: MovedOn) -> Tensor:
         """The same as a part of another program."""
-        self.fixed.move_on(batch, within=True)
+        self.fixed.move_on(batch)
         with fastest_blas(self._rows) if batch.device.type == "cuda" else nullcontext():
             return self._forward()[: len(batch.reads)]
 

@@ -232,7 +232,7 @@ class Host:
         """The hidden states of the first rows of a lane, after these layers, [rows, N]."""
         places = self.slots.table.places(np.array(lane), np.arange(rows))
         places_T = to_device(places, torch.long, self.device)
-        return torch.cat([self.slots.features[layer][places_T] for layer in layers], -1)
+        return self.slots.features_at(layers, places_T)
 
     def feature_slots(self, batch: Batch) -> np.ndarray:
         """Where the hidden states of another model's rows lie: at the same places of the same

@@ -54,6 +54,16 @@ class Moved(NamedTuple):
 
     steps_B: Tensor
     most: int  # that any of them moves
+    more: int = 0  # that all of them move, beside that
+
+
+class Placed(NamedTuple):
+    """Tokens that only the device knows: one at the same place of every sequence's rows, and those
+    behind it; -1 for none, which is run as any token."""
+
+    first: int
+    token_B: Tensor
+    behind_BK: Tensor | None = None
 
 
 class Batch:
@@ -331,7 +341,7 @@ class MovedOn(Batch):
         self.reads = last.reads
         self.source_table = last.source_table
         self.moved = moved
-        self.column: tuple[int, Tensor] | None = None  # a row of each sequence, and its token
+        self.placed: Placed | None = None
         self._begin()
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from forerun.engine.graphs import Replayed
 from forerun.engine.host import Host
-from forerun.engine.pack import Batch, Moved, MovedOn
+from forerun.engine.pack import Batch, Moved, MovedOn, Placed
 from forerun.engine.prefetch import Source
 from forerun.engine.prefetch_drafts import (
     FURTHER,
@@ -103,7 +103,7 @@ class MovesOn(PrefetchAroundDraft):
         """Its rows, as far on as tokens are accepted, and by the verdict's own."""
         assert self.replayed is not None
         self.host.runner.replayed = self.replayed
-        return MovedOn(self.replayed.batch, Moved(verdicts.accepted_B + 1, most), most)
+        return MovedOn(self.replayed.batch, Moved(verdicts.accepted_B, most, more=1), most)
 
     def prepare(self, batch: Batch) -> bool:
         return isinstance(batch, MovedOn) or super().prepare(batch)
@@ -213,7 +213,7 @@ class LookPrefetch(MovesOn):
         batch = self.moved_on(verdicts, self._new)
         if batch.source_table is not None:
             batch.source_table.to_device()
-        batch.column = (self._new, verdicts.token_B)
+        batch.placed = Placed(self._new, verdicts.token_B)
         return batch
 
     def ends(self) -> list[int]:
@@ -484,17 +484,19 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         return [len(text) + self._ahead for text in self.texts]
 
     def batch(self, applied: Source) -> Batch:
-        batch = self._rows() if self.before is None else self._moved_on(self.before)
-        return self._with_tokens(batch, self.verdicts, applied.column("tokens"))
+        tokens_BK = applied.column("tokens")[:, : self.length]
+        if self.before is not None:
+            self._claim()
+            return self.before.further(self.verdicts, tokens_BK)
+        batch = self._rows()
+        tokens_BL = torch.cat([self.verdicts.token_B[:, None], tokens_BK], 1)
+        batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        return batch
 
     def further(self, verdicts: Verdicts, tokens_BK: Tensor) -> Batch:
         """Its rows, further on, with other tokens."""
-        return self._with_tokens(self.moved_on(verdicts, 1 + self.length), verdicts, tokens_BK)
-
-    def _with_tokens(self, batch: Batch, verdicts: Verdicts, tokens_BK: Tensor) -> Batch:
-        """With tokens that only the device knows."""
-        tokens_BL = torch.cat([verdicts.token_B[:, None], tokens_BK[:, : self.length]], 1)
-        batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        batch = self.moved_on(verdicts, 1 + self.length)
+        batch.placed = Placed(0, verdicts.token_B, tokens_BK)
         return batch
 
     def _rows(self) -> Batch:
@@ -508,12 +510,12 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         batch.ahead = FURTHER
         return batch
 
-    def _moved_on(self, before: JudgeDrawn) -> Batch:
+    def _claim(self) -> None:
+        """The slots that its rows may be written to."""
         rows = 1 + self.length
         pairs = zip(self.running, self.texts)
         spans = [(one.lane, len(text), len(text) + rows) for one, text in pairs]
         self.host.claim(spans, ahead=self.length)
-        return before.moved_on(self.verdicts, rows)
 
     def begin(self) -> None:
         """What is accepted of the last draft stays, but how much that is, is not known yet."""

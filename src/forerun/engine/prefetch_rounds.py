@@ -32,9 +32,10 @@ from forerun.engine.host import Host
 from forerun.engine.pack import Batch, MovedOn
 from forerun.engine.prefetch_drafts import judged_tokens
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch, Verdicts
-from forerun.engine.rules import Applied, Late, RuleProgram, Rules
+from forerun.engine.rules import Applied, Late, Rules
 from forerun.engine.ticket import Running
-from forerun.probability.acceptance import matching
+from forerun.probability.acceptance import Rule, matching
+from forerun.probability.certain import Drawn, judge_rows, likeliest_drafts
 from forerun.probability.outcomes import Verdict
 from forerun.probability.pending import LawRows, PendingLaws
 from forerun.probability.transfer import HostCopy, to_device
@@ -86,8 +87,9 @@ class RawVerdict(NamedTuple):
         """Beside the drafts that they are about, [B, K + 2]."""
         return torch.cat([drafted_BK, self.accepted_B[:, None], self.token_B[:, None]], 1)
 
-    def clamped(self, vocab: int) -> Verdicts:
-        return Verdicts(self.accepted_B.clamp(min=0), self.token_B.clamp(0, vocab - 1))
+    def clamped(self) -> Verdicts:
+        """As what follows takes them, in memory of their own."""
+        return Verdicts(self.accepted_B.clamp(min=0), self.token_B.clamp(min=0))
 
 
 class LookRounds:
@@ -103,7 +105,6 @@ class LookRounds:
         self._each = judging.length + 1  # the most tokens of a round
         self._known = [one.seq.known for one in look.running]
         self._copies: list[HostCopy] = []  # of what each round came to
-        self._verdict: Applied | None = None  # the first one
         self._unchecked: RoundPrograms | None = None  # if one of them was run for the first time
 
     @classmethod
@@ -158,28 +159,33 @@ class LookRounds:
         if applied is None:  # there is no program for it yet
             self.count = 0
             return
-        self._verdict = applied
         verdict = RawVerdict.of(applied)
         self._copies.append(HostCopy(verdict.on(drafted_BK)))
+        verdicts = verdict.clamped()
         again = self.count - 1
-        program = programs.of(self, verdict) if again else None
+        program = programs.of(self, verdicts) if again else None
         if program is not None:
             self._unchecked = None if program.is_checked else programs
             self._copies += [HostCopy(program.run(self)) for _ in range(again)]
-            verdict = program.verdict
+            verdicts = program.verdicts
         else:
             for _ in range(again):
-                self._go_further(rules, verdict)
-                drafted_BK = self.drafted_BK.clone()
-                late = [Late(0, drafted_BK, is_shift=False)]
-                judged = rules.apply_again(applied, self.logits_RV, late)
-                assert judged is not None, "what ran once runs again"
-                verdict = RawVerdict.of(judged)
-                self._copies.append(HostCopy(verdict.on(drafted_BK)))
-        self._go_further(rules, verdict)
+                self._go_further(rules, verdicts)
+                verdicts = self._judge_again(rules, applied)
+        self._go_further(rules, verdicts)
         for forward in (self.look, self.judging) * self.count:
             assert forward.replayed is not None
             count(forward.host, forward.replayed.batch)
+
+    def _judge_again(self, rules: Rules, applied: Applied) -> Verdicts:
+        """The verdict on what was drawn last, by the rule that judged before."""
+        drafted_BK = self.drafted_BK.clone()
+        late = [Late(0, drafted_BK, is_shift=False)]
+        judged = rules.apply_again(applied, self.logits_RV, late)
+        assert judged is not None, "what ran once runs again"
+        verdict = RawVerdict.of(judged)
+        self._copies.append(HostCopy(verdict.on(drafted_BK)))
+        return verdict.clamped()
 
     def _draws(self) -> list[Draw[Verdict]]:
         """What a verdict is drawn from, with tokens that are not known yet."""
@@ -203,11 +209,10 @@ class LookRounds:
         assert self.drawn.applied is not None
         return self.drawn.applied.column("tokens")[:, : self.judging.length]
 
-    def _go_further(self, rules: Rules, verdict: RawVerdict) -> None:
+    def _go_further(self, rules: Rules, verdicts: Verdicts) -> None:
         """Behind a verdict: the next block, what is drawn from it, and the forward about that."""
         look, drawn, judging = self.look, self.drawn, self.judging
         assert drawn.applied is not None
-        verdicts = verdict.clamped(look.host.backbone.vocab)
         look.logits_RV = forward_further(look.host, look.further(verdicts))
         drawn.applied = rules.apply_again(drawn.applied, look.logits_RV, drawn.late(verdicts))
         assert drawn.applied is not None, "what ran once runs again"
@@ -215,11 +220,10 @@ class LookRounds:
         further = judging.further(verdicts, self.drafted_BK)
         judging.logits_RV = forward_further(judging.host, further)
 
-    def rule_programs(self) -> tuple[RuleProgram, RuleProgram] | None:
-        """Those that judge and that draw, if both can run again."""
-        rans = [self._verdict, self.drawn.applied]
-        verdict, drawn = (None if one is None else one.ran for one in rans)
-        return None if verdict is None or drawn is None else (verdict.program, drawn.program)
+    @property
+    def drafts(self) -> Drawn | None:
+        """How tokens are drawn from a block, if that is known here."""
+        return likeliest_drafts(self.drawn.draws[0].rule)
 
     def hand_over(self, answers: Sequence[object]) -> bool:
         """All outcomes have arrived: give each sequence its rounds, behind the first verdict. Is
@@ -331,24 +335,25 @@ def rounds_of(one: Running, first: Verdict, rounds: Sequence[Judged]) -> list[Ro
 
 class RoundProgram:
     """A round from one verdict to the next, whole: on CUDA a graph, elsewhere the same code. It
-    works over the memory of the forwards and rules that it is made of."""
+    works over the memory of the forwards that it is made of. What rules would say at temperature 0
+    is said of logits at once."""
 
-    def __init__(self, rounds: LookRounds, verdict: RawVerdict, pool: PoolHandle | None):
-        programs = rounds.rule_programs()
-        assert programs is not None
+    def __init__(
+        self, rounds: LookRounds, drafts: Drawn, verdicts: Verdicts, pool: PoolHandle | None
+    ):
         self.is_checked = False
         self.runners = rounds.look.host.runner, rounds.judging.host.runner
-        self.verdict = RawVerdict(*(column_B.clone() for column_B in verdict))
-        self._judge, self._draw = programs
+        self.verdicts = Verdicts(*(column_B.clone() for column_B in verdicts))
+        self._drafts = drafts
         self._run: Callable[[], Tensor] | None = None
-        if self.verdict.token_B.is_cuda:
+        if self.verdicts.token_B.is_cuda:
+            self._compile(rounds)
             with capturing_alone():
-                # its parts have run before
                 self._run = capture_graph(partial(self._round, rounds), pool, ready=True)
 
-    def begin(self, verdict: RawVerdict) -> None:
+    def begin(self, verdicts: Verdicts) -> None:
         """Take over behind a verdict."""
-        for mine_B, column_B in zip(self.verdict, verdict):
+        for mine_B, column_B in zip(self.verdicts, verdicts):
             mine_B.copy_(column_B)
 
     def is_alive(self, kind: RoundKind) -> bool:
@@ -362,19 +367,23 @@ class RoundProgram:
         """The next draft and the verdict on it, as `RawVerdict.on`: they stay until the next."""
         return self._round(rounds) if self._run is None else self._run()
 
+    def _compile(self, rounds: LookRounds) -> None:
+        """Launch once what no step has launched before: in a capture nothing can be compiled."""
+        look_RV = rounds.look.logits_RV
+        assert look_RV is not None
+        logits_BKV = look_RV.unflatten(0, (len(self.verdicts.token_B), -1))
+        drafted_BK = self._drafts(logits_BKV, self.verdicts.token_B)
+        judge_rows(rounds.logits_RV, drafted_BK, *map(torch.clone, self.verdicts))
+
     def _round(self, rounds: LookRounds) -> Tensor:
-        look, drawn, judging = rounds.look, rounds.drawn, rounds.judging
-        count = len(self.verdict.token_B)
-        verdicts = self.verdict.clamped(look.host.backbone.vocab)
-        look_RV = run_within(look.host, look.replayed, look.further(verdicts))
-        drafted = self._draw.run_within(look_RV, drawn.late(verdicts)).columns()["tokens"]
-        drafted_BK = drafted[:count, : judging.length].clone()  # its rule may share memory
-        further = judging.further(verdicts, drafted_BK)
+        look, judging = rounds.look, rounds.judging
+        accepted_B, token_B = self.verdicts
+        look_RV = run_within(look.host, look.replayed, look.further(self.verdicts))
+        logits_BKV = look_RV.unflatten(0, (len(token_B), -1))
+        drafted_BK = self._drafts(logits_BKV, token_B)
+        further = judging.further(self.verdicts, drafted_BK)
         logits_RV = run_within(judging.host, judging.replayed, further)
-        judged = self._judge.run_within(logits_RV, [Late(0, drafted_BK, is_shift=False)]).columns()
-        for mine_B, name in zip(self.verdict, ("accepted", "token")):
-            mine_B.copy_(judged[name][:count])
-        return self.verdict.on(drafted_BK)
+        return judge_rows(logits_RV, drafted_BK, accepted_B, token_B)
 
 
 def run_within(host: Host, replayed: Replayed | None, batch: Batch) -> Tensor:
@@ -387,12 +396,9 @@ class RoundKind(NamedTuple):
     """What a program was made of: with the same, it is the same."""
 
     forwards: tuple[CapturedForward, CapturedForward]
-    rules: tuple[RuleProgram, RuleProgram]
-    picked: tuple[object, object]  # rows of logits that the rules were filled with
+    rule: Rule  # that draws from blocks
     sequences: int
     drafted: int
-    kinds: tuple[str, ...]  # of what is drawn from
-    read: tuple[int, ...]  # rows of each sequence's block
 
 
 class RoundPrograms:
@@ -404,35 +410,35 @@ class RoundPrograms:
         self._pool: PoolHandle | None = None
         self._works = True
 
-    def of(self, rounds: LookRounds, verdict: RawVerdict) -> RoundProgram | None:
-        """The program of these, if their kind was met often enough; it goes on behind a
-        verdict."""
+    def of(self, rounds: LookRounds, verdicts: Verdicts) -> RoundProgram | None:
+        """The program of these, if their kind was met often enough; it goes on behind some
+        verdicts."""
         kind = self._kind(rounds) if self._works else None
         if kind is None:
             return None
         if kind in self._programs:
             self._programs.move_to_end(kind)
             program = self._programs[kind]
-            program.begin(verdict)
+            program.begin(verdicts)
             return program
         if len(self._asked) > MOST_NOTED:
             self._asked.clear()
         self._asked[hash(kind)] += 1
         often = self._asked[hash(kind)] > ASKED_BEFORE
-        return self._make(kind, rounds, verdict) if often else None
+        return self._make(kind, rounds, verdicts) if often else None
 
-    def _make(
-        self, kind: RoundKind, rounds: LookRounds, verdict: RawVerdict
-    ) -> RoundProgram | None:
+    def _make(self, kind: RoundKind, rounds: LookRounds, verdicts: Verdicts) -> RoundProgram | None:
         for other in [one for one, program in self._programs.items() if not program.is_alive(one)]:
             del self._programs[other]
         device = rounds.logits_RV.device
         no_pool = self._pool is None or not self._programs
         if no_pool and device.type == "cuda":  # nor may one be used whose last capture is gone
             self._pool = torch.cuda.graph_pool_handle()
+        drafts = rounds.drafts
+        assert drafts is not None, "or there is no such kind"
         try:
             with current_device(device):
-                program = RoundProgram(rounds, verdict, self._pool)
+                program = RoundProgram(rounds, drafts, verdicts, self._pool)
         except Exception as error:  # step by step the same comes out
             log.warning("rounds are not captured: %r", error)
             self._works = False
@@ -445,18 +451,11 @@ class RoundPrograms:
     @staticmethod
     def _kind(rounds: LookRounds) -> RoundKind | None:
         look, judging = rounds.look.replayed, rounds.judging.replayed
-        programs = rounds.rule_programs()
-        if look is None or judging is None or programs is None:
+        if look is None or judging is None or rounds.drafts is None:
             return None
-        return RoundKind(
-            (look.captured, judging.captured),
-            programs,
-            (programs[0].picked, programs[1].picked),
-            len(rounds.running),
-            rounds.judging.length,
-            tuple(rounds.drawn.kinds),
-            tuple(rounds.look.rows_of.values()),
-        )
+        forwards = look.captured, judging.captured
+        rule = rounds.drawn.draws[0].rule
+        return RoundKind(forwards, rule, len(rounds.running), rounds.judging.length)
 
     def are_right(
         self, rounds: LookRounds, answers: Sequence[object], judged: Sequence[Sequence[Judged]]

@@ -689,22 +689,6 @@ class RuleProgram:
         self._pick_again(logits_RV)
         return self._run_late(count, late)
 
-    def run_within(self, logits_RV: Tensor, late: Sequence[Late]) -> Outcome:
-        """The same as a part of another program, which has the outcome to itself."""
-        own = self._packed
-        self._pick_again(logits_RV)
-        self._set_late(late)
-        self._program()
-        assert self._packed is not None
-        outcome = self._packed.outcome
-        self._packed = own
-        return outcome
-
-    @property
-    def picked(self) -> tuple[tuple[int, ...], ...]:
-        """The rows of logits that it was filled with."""
-        return tuple(map(tuple, self._numbers))
-
     def _pick_again(self, logits_RV: Tensor) -> None:
         for index, numbers in enumerate(self._numbers):
             self._pick(index, logits_RV, numbers)

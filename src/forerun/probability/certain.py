@@ -27,7 +27,9 @@ from forerun.probability.acceptance import (
 )
 from forerun.probability.distributions import path_products
 from forerun.probability.logits import likeliest
+from forerun.probability.markov import ChainRule
 from forerun.probability.outcomes import Descent, JacobiStep, Outcome, Token, Tokens, Verdict
+from forerun.probability.transfer import can_fuse
 
 Choices = Sequence[int]
 
@@ -132,3 +134,36 @@ CERTAIN_TOGETHER: dict[Callable[..., Outcome], Callable[..., Outcome]] = {
     jacobi_step: certain_jacobi_steps,
     descend_tree: certain_descents,
 }
+
+
+Drawn = Callable[[Tensor, Tensor], Tensor]
+
+
+def likeliest_drafts(rule: Callable[..., Outcome]) -> Drawn | None:
+    """What a rule draws at temperature 0 from logits [B, K, V], behind a last token each: [B, K].
+    None where it is none that draws a token from each law."""
+    if isinstance(rule, ChainRule):
+        return rule.markov.likeliest_chain
+    return likeliest_of_each if rule is sample_each else None
+
+
+def likeliest_of_each(logits_BKV: Tensor, last_B: Tensor) -> Tensor:
+    """Whatever stands before."""
+    return likeliest(logits_BKV.flatten(0, 1)).view(logits_BKV.shape[:2])
+
+
+def judge_rows(
+    logits_RV: Tensor, drafted_BK: Tensor, accepted_B: Tensor, token_B: Tensor
+) -> Tensor:
+    """Drafts and the verdicts on them, as rows [B, K + 2], from logits of K + 1 rows each. What
+    follows takes `accepted_B` and `token_B`, which get the same, but a token where there is
+    none."""
+    if can_fuse(logits_RV):
+        from forerun.probability import kernels
+
+        return kernels.judge_rows(logits_RV, drafted_BK, accepted_B, token_B)
+    choice_BL = likeliest(logits_RV).view(len(drafted_BK), -1)
+    verdict = keep_foreseen(drafted_BK, choice_BL).columns()
+    accepted_B.copy_(verdict["accepted"])
+    token_B.copy_(verdict["token"].clamp(min=0))
+    return torch.cat([drafted_BK, verdict["accepted"][:, None], verdict["token"][:, None]], 1)

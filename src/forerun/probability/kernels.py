@@ -65,16 +65,22 @@ def _highest_peak(best, row, stretches, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _highest(best, where, token, stretches, SIZE: tl.constexpr):
+def _first_highest(best, where, row, stretches, SIZE: tl.constexpr):
     """The first token of the highest peak of a row; -1 where there is none, or logits are not
     numbers."""
-    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, SIZE)
     inside = at < stretches
     peak, top, is_none = _highest_peak(best, row, stretches, SIZE)
     tokens = tl.load(where + row * stretches + at, inside, 0)
     first = tl.min(tl.where(inside & (peak == top), tokens, 2147483647), 0)
-    tl.store(token + row, tl.where(is_none | (top == -float("inf")), -1, first).to(tl.int64))
+    return tl.where(is_none | (top == -float("inf")), -1, first).to(tl.int64)
+
+
+@triton.jit
+def _highest(best, where, token, stretches, SIZE: tl.constexpr):
+    """The likeliest token of a row, or -1."""
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(token + row, _first_highest(best, where, row, stretches, SIZE))
 
 
 @triton.jit
@@ -137,10 +143,10 @@ def _draw(
 
 @triton.jit
 def _chain_peaks(
-    law, last, before, after, best, where, tokens, step, count, vocab, stretches, rows, rank,
+    logits, last, before, after, best, where, tokens, step, count, vocab, stretches, rows, rank,
     FIRST: tl.constexpr, STRETCH: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Of one stretch of a sequence's law at a step, corrected by the token before, the peak. The
+    """Of one stretch of a sequence's logits at a step, moved by the token before, the peak. The
     token before is the highest of the last step's peaks. Peaks of two steps lie side by side."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -157,8 +163,9 @@ def _chain_peaks(
         if part == 0:
             tl.store(tokens + row * count + step - 1, token)
     at = part * STRETCH + tl.arange(0, STRETCH)
-    x = tl.log(tl.load(law + (row * count + step) * vocab + at, at < vocab, 0.0).to(tl.float32))
-    x = tl.where(x == x, x, -float("inf"))  # a law of no numbers has no token
+    own = logits + (row * count + step) * vocab
+    x = tl.load(own + at, at < vocab, -float("inf")).to(tl.float32)
+    x = tl.where(x == x, x, -float("inf"))  # what is no number has no token
     r = tl.arange(0, RANK)
     of_token = tl.load(before + tl.maximum(token, 0) * rank + r, r < rank, 0.0).to(tl.float32)
     possible = (x > -float("inf"))[:, None] & (r < rank)[None]
@@ -170,23 +177,73 @@ def _chain_peaks(
     tl.store(where + place, tl.min(tl.where(x == top, at, 2147483647), 0))
 
 
-def likeliest_chain(law_BKV: Tensor, last_B: Tensor, before_VR: Tensor, after_VR: Tensor) -> Tensor:
-    """The likeliest token of each law, [B, K], from left to right: the logits of each are moved by
+@triton.jit
+def _last_of_chain(best, where, tokens, count, stretches, SIZE: tl.constexpr):
+    """The highest of the last step's peaks; the first token where nothing is possible."""
+    row = tl.program_id(0).to(tl.int64)
+    token = _first_highest(best, where, row, stretches, SIZE)
+    tl.store(tokens + row * count + count - 1, tl.maximum(token, 0))
+
+
+@triton.jit
+def _verdict(
+    best, where, drafts, accepted, token, out, stretches,
+    SIZE: tl.constexpr, DRAFTED: tl.constexpr,
+):  # fmt: skip
+    """How many tokens of a sequence's draft are the likeliest ones, and the likeliest one behind
+    them; -1 where there is none."""
+    row = tl.program_id(0).to(tl.int64)
+    going = tl.full((), 1, tl.int64)
+    count = tl.full((), 0, tl.int64)
+    behind = tl.full((), -1, tl.int64)
+    for number in tl.static_range(0, DRAFTED + 1):
+        said = _first_highest(best, where, row * (DRAFTED + 1) + number, stretches, SIZE)
+        behind = tl.where(going == 1, said, behind)
+        if number < DRAFTED:
+            own = tl.load(drafts + row * DRAFTED + number)
+            tl.store(out + row * (DRAFTED + 2) + number, own)
+            going = tl.where((own >= 0) & (own == said), going, 0)
+            count += going
+    tl.store(out + row * (DRAFTED + 2) + DRAFTED, count)
+    tl.store(out + row * (DRAFTED + 2) + DRAFTED + 1, behind)
+    tl.store(accepted + row, count)
+    tl.store(token + row, tl.maximum(behind, 0))
+
+
+def judge_rows(
+    logits_RV: Tensor, drafted_BK: Tensor, accepted_B: Tensor, token_B: Tensor
+) -> Tensor:
+    """`certain.judge_rows` in two launches."""
+    drafted_BK = drafted_BK.contiguous()
+    texts, drafted = drafted_BK.shape
+    out_BX = torch.empty(texts, drafted + 2, dtype=torch.long, device=drafted_BK.device)
+    with torch.cuda.device_of(logits_RV):
+        peaks = _Peaks(logits_RV, None)
+        _verdict[(texts,)](
+            peaks.best_RC, peaks.where_RC, drafted_BK, accepted_B, token_B, out_BX,
+            peaks.stretches, SIZE=peaks.size, DRAFTED=drafted, num_warps=1,
+        )  # fmt: skip
+    return out_BX
+
+
+def likeliest_chain(
+    logits_BKV: Tensor, last_B: Tensor, before_VR: Tensor, after_VR: Tensor
+) -> Tensor:
+    """The likeliest token of each of some logits, [B, K], from left to right: each are moved by
     before[token before it] times after."""
-    law_BKV = law_BKV.contiguous()
-    rows, count, vocab = law_BKV.shape
+    logits_BKV = logits_BKV.contiguous()
+    rows, count, vocab = logits_BKV.shape
     rank = after_VR.shape[1]
-    device = law_BKV.device
+    device = logits_BKV.device
     stretches = triton.cdiv(vocab, CHAIN_STRETCH)
     size = triton.next_power_of_2(stretches)
     best_2BC = torch.empty(2, rows, stretches, dtype=torch.float32, device=device)
     where_2BC = torch.empty(2, rows, stretches, dtype=torch.int32, device=device)
     tokens_BK = torch.empty(rows, count, dtype=torch.long, device=device)
-    token_B = torch.empty(rows, dtype=torch.long, device=device)
-    with torch.cuda.device_of(law_BKV):
+    with torch.cuda.device_of(logits_BKV):
         for step in range(count):
             _chain_peaks[(rows, stretches)](
-                law_BKV,
+                logits_BKV,
                 last_B.contiguous(),
                 before_VR.contiguous(),
                 after_VR.contiguous(),
@@ -206,11 +263,10 @@ def likeliest_chain(law_BKV: Tensor, last_B: Tensor, before_VR: Tensor, after_VR
                 num_warps=WARPS,
             )
         last = (count - 1) % 2
-        _highest[(rows,)](
-            best_2BC[last], where_2BC[last], token_B, stretches, SIZE=size, num_warps=1
+        _last_of_chain[(rows,)](
+            best_2BC[last], where_2BC[last], tokens_BK, count, stretches, SIZE=size, num_warps=1
         )
-    tokens_BK[:, -1] = token_B
-    return tokens_BK.clamp_(min=0)
+    return tokens_BK
 
 
 def likeliest(logits_RV: Tensor, masks_RW: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,12 +41,17 @@ class Markov:
         """Logits, corrected by the tokens before."""
         return logits_NV + self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
 
-    def likeliest_chain(self, law_BKV: Tensor, last_B: Tensor) -> Tensor:
-        """The likeliest token of each law, [B, K], each moved by the one before it: on a GPU, in a
-        launch for each."""
-        from forerun.probability import kernels
+    def likeliest_chain(self, logits_BKV: Tensor, last_B: Tensor) -> Tensor:
+        """The likeliest token of each of some logits, [B, K], each moved by the one before it: on a
+        GPU, in a launch for each."""
+        if can_fuse(logits_BKV):
+            from forerun.probability import kernels
 
-        return kernels.likeliest_chain(law_BKV, last_B, self.before_VR, self.after_VR)
+            return kernels.likeliest_chain(logits_BKV, last_B, self.before_VR, self.after_VR)
+        tokens = [last_B]
+        for logits_BV in logits_BKV.unbind(1):
+            tokens.append(self.moved(logits_BV, tokens[-1]).argmax(-1))
+        return torch.stack(tokens[1:], 1)
 
     def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
         """The corrected laws under a request's own sampling parameters, where these keep all
@@ -59,25 +65,29 @@ class Markov:
         return PendingLaws.of(corrected_NV, 0, len(corrected_NV), law.parts[0].sampling)
 
 
-@rule_factory
-def draw_chain(markov: Markov, temperature: float) -> Callable[..., Tokens]:
+class ChainRule:
     """One token from each of K laws, from left to right, each corrected by the one before it."""
 
-    def rule(where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
-        before_B = last_BN[:, 0]
-        if temperature == 0 and can_fuse(p_BKV):
-            tokens_BK = markov.likeliest_chain(p_BKV, before_B)
-            return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
-        drawn = []
-        logits_BKV = p_BKV.log()
-        for i in range(p_BKV.shape[1]):
-            corrected_BV = markov.moved(logits_BKV[:, i], before_B)
-            if temperature == 0:  # nothing is left to chance
-                before_B = corrected_BV.argmax(-1)
-            else:
-                before_B = sample((corrected_BV / temperature).softmax(-1).nan_to_num())
-            drawn.append(before_B)
-        tokens_BK = torch.stack(drawn, 1)
+    def __init__(self, markov: Markov, temperature: float):
+        self.markov = markov
+        self.temperature = temperature
+
+    def __call__(self, where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
+        draw = self._likeliest if self.temperature == 0 else partial(self._drawn, sample=sample)
+        tokens_BK = draw(p_BKV.log(), last_BN[:, 0])
         return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
 
-    return rule
+    def _drawn(self, logits_BKV: Tensor, before_B: Tensor, sample: Sampler) -> Tensor:
+        drawn = []
+        for logits_BV in logits_BKV.unbind(1):
+            corrected_BV = self.markov.moved(logits_BV, before_B)
+            before_B = sample((corrected_BV / self.temperature).softmax(-1).nan_to_num())
+            drawn.append(before_B)
+        return torch.stack(drawn, 1)
+
+    def _likeliest(self, logits_BKV: Tensor, last_B: Tensor) -> Tensor:
+        """Nothing is left to chance."""
+        return self.markov.likeliest_chain(logits_BKV, last_B)
+
+
+draw_chain: Callable[[Markov, float], ChainRule] = rule_factory(ChainRule)

@@ -37,8 +37,19 @@ class Rotary:
     k_norm_D: Tensor | None = None
 
 
+class Given(NamedTuple):
+    """Rows that are not normed but given, where a token is no less than `first`."""
+
+    rows_TE: Tensor
+    tokens_T: Tensor
+    first: int
+
+
 @triton.jit
-def _norm(x, weight, out, size, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
+def _norm(
+    x, weight, out, given, tokens, size, eps, first,
+    GIVEN: tl.constexpr, SIZE: tl.constexpr, LAUNCH: tl.constexpr,
+):  # fmt: skip
     """out = x / rms(x) * weight, one row per program."""
     wait_for_last(LAUNCH)
     row = tl.program_id(0).to(tl.int64) * size
@@ -46,13 +57,16 @@ def _norm(x, weight, out, size, eps, SIZE: tl.constexpr, LAUNCH: tl.constexpr):
     inside = at < size
     numbers = tl.load(x + row + at, inside, 0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(numbers * numbers, 0) / size + eps)
-    tl.store(
-        out + row + at, numbers * scale * tl.load(weight + at, inside, 0).to(tl.float32), inside
-    )
+    normed = numbers * scale * tl.load(weight + at, inside, 0).to(tl.float32)
+    if GIVEN:
+        is_given = tl.load(tokens + tl.program_id(0)) >= first
+        own = tl.load(given + row + at, inside & is_given, 0).to(tl.float32)
+        normed = tl.where(is_given, own, normed)
+    tl.store(out + row + at, normed, inside)
 
 
-def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight."""
+def norm(x_TE: Tensor, weight_E: Tensor, eps: float, given: Given | None = None) -> Tensor:
+    """x / rms(x) * weight, but for rows that are given."""
     out_TE = torch.empty_like(x_TE)
     size = x_TE.shape[-1]
     rows = x_TE.numel() // size
@@ -60,8 +74,12 @@ def norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         x_TE,
         weight_E,
         out_TE,
+        out_TE if given is None else given.rows_TE,
+        out_TE if given is None else given.tokens_T,
         size,
         eps,
+        0 if given is None else given.first,
+        GIVEN=given is not None,
         SIZE=power_of_two(size),
         num_warps=8 if size > 1024 else 4,
         **launch_options(x_TE, rows),
