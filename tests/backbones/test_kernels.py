@@ -380,7 +380,8 @@ from forerun.engine import pages
 half = "*bf16"
 whole = "*i64"
 single = "*fp32"
-normed = dict(x=half, weight=half, out=half, size="i32", eps="fp32")
+normed = dict.fromkeys(("x", "weight", "out", "given"), half)
+normed |= dict(tokens=whole, size="i32", eps="fp32", first="i32")
 halves = ("qkv", "q_norm", "k_norm", "cos", "sin", "queries", "keys", "values")
 rotated = dict.fromkeys(halves, half) | dict(positions=whole, slots=whole, eps="fp32")
 heads = dict(H=28, G=4, D=128, NORMED=True, HEADS_AT_ONCE=4, DIM=128)
@@ -393,7 +394,8 @@ multiplied = dict.fromkeys(("x", "weight", "bias", "out"), half)
 multiplied |= dict(scales=half, partial_sums=single, arrivals="*i32")
 multiplied |= dict.fromkeys(("rows", "N", "K", "part"), "i32")
 JOBS = [
-    (elementwise._norm, normed, dict(SIZE=4096), dict(num_warps=8)),
+    (elementwise._norm, normed, dict(SIZE=4096, GIVEN=False), dict(num_warps=8)),
+    (elementwise._norm, normed, dict(SIZE=1024, GIVEN=True), {}),
     (elementwise._swiglu, dict(gate_up=half, out=half, size="i32"), dict(BLOCK=1024), {}),
     (elementwise._rotate, rotated, heads, {}),
     (attention._join, joined, dict(D=128, DIM=128, SPLITS=24, SECTION=16, RAGGED=False),
@@ -481,7 +483,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there():
     lines = [line.split() for line in done.stdout.splitlines()]
     small = [tilings for of_rows in matmul.SMALL_TILINGS.values() for tilings in of_rows.values()]
     tilings = sum(map(len, [*matmul.TILINGS.values(), *small]))
-    assert len(lines) == 12 + 6 + 2 * (4 + 2 + tilings)
+    assert len(lines) == 14 + 6 + 2 * (4 + 2 + tilings)
     for name, shared, ahead, matrix, size in lines:
         assert int(shared) <= 232448 and int(size) > 1000
         # Two tiles of keys and of values are on their way while one is worked on: a look-up of a

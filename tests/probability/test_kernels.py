@@ -174,7 +174,8 @@ given = dict(logits="*bf16", masks="*i32", temperatures=single, where="*i32", to
 given |= dict(best=single, total=single, out=single, **sizes)
 drawn = dict(law=single, total="*fp64", u="*fp64", outcome="*i64", **sizes)
 chain = dict.fromkeys(("step", "count", "rows", "rank"), "i32") | given
-chain |= dict(law=single, last="*i64", before="*bf16", after="*bf16", tokens="*i64")
+chain |= dict(last="*i64", before="*bf16", after="*bf16", tokens="*i64")
+judged = given | dict.fromkeys(("drafts", "accepted", "token", "out"), "*i64")
 spans = dict(STRETCH=kernels.STRETCH)
 for kernel, types, fixed in (
     (kernels._peaks, given, dict(WARM=True, MASKED=True, **spans)),
@@ -183,6 +184,8 @@ for kernel, types, fixed in (
     (kernels._sums, drawn, spans),
     (kernels._draw, drawn, dict(SIZE=128, **spans)),
     (kernels._chain_peaks, chain, dict(FIRST=False, STRETCH=256, SIZE=1024, RANK=64)),
+    (kernels._last_of_chain, chain, dict(SIZE=1024)),
+    (kernels._verdict, judged, dict(SIZE=32, DRAFTED=7)),
 ):
     signature = {n: "constexpr" if n in fixed else types[n] for n in kernel.arg_names}
     compile(ASTSource(kernel, signature, fixed, {}), target=GPUTarget("cuda", 90, 32))
@@ -196,5 +199,5 @@ def test_they_compile_for_a_gpu_that_is_not_there():
         [sys.executable, "-c", COMPILE], capture_output=True, text=True, env=plain, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    names = ["_peaks", "_highest", "_softmax", "_sums", "_draw", "_chain_peaks"]
-    assert done.stdout.split() == names
+    laws = ["_peaks", "_highest", "_softmax", "_sums", "_draw"]
+    assert done.stdout.split() == [*laws, "_chain_peaks", "_last_of_chain", "_verdict"]

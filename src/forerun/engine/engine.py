@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Any, cast
 
@@ -52,7 +53,7 @@ from forerun.probability.noise import Noise
 from forerun.probability.outcomes import Token, Tokens, Verdict
 from forerun.probability.pending import PendingLaws, made
 from forerun.probability.transfer import to_device
-from forerun.sequence.canvas import Canvas, Draw
+from forerun.sequence.canvas import Canvas, Draw, MoreRounds
 from forerun.sequence.question import BlankLaws, Continuation, NextToken, Question, Written
 
 log = logging.getLogger("forerun")
@@ -122,6 +123,7 @@ class Engine:
         self._drawn: DrawnAhead | None = None  # from blocks that were handed over last
         self._rounds = RoundPrograms()
         self._gone_on: Rounds | None = None  # in this step
+        self._going_on: LookRounds | None = None  # on the device
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -238,9 +240,14 @@ class Engine:
                 self._forget_ahead()
         self._admit()
         self._refuse_blind_looks()
+        going_on = [one for one in self.running if isinstance(one.waits_for, MoreRounds)]
         draws = [one for one in self.running if isinstance(one.waits_for, Draw)]
         prefetched = self._prefetched
-        if draws:
+        if self._going_on is not None and not going_on:  # nobody is left
+            self._forget_ahead()
+        if going_on:
+            self._serve(going_on, self._hand_over_rounds)
+        elif draws:
             self._serve(draws, self._draw)
         elif prefetched and (begun := [one for one in self.running if prefetched.matches(one)]):
             self._serve(begun, self._finish_prefetched)
@@ -531,21 +538,22 @@ class Engine:
         self._look_ahead(served, answers)
         if self._prefetched is not None:
             self._prefetched.learn(answers)
-        if rounds is not None and not self._take_rounds(rounds, answers):
-            self._forget_ahead()
+        if rounds is not None:
+            self._take_rounds(rounds, partial(rounds.hand_over, answers))
         self.clock.rules += time.perf_counter() - began
 
     def _go_on_ahead(self) -> LookRounds | None:
         """Queue rounds behind the verdicts that are on their way, where the device can go on by
         itself and nobody waits for the step to end."""
         look = self._prefetched
-        somebody_comes = self.stop or (self.queue and self.free_lanes)
-        if not isinstance(look, LookPrefetch) or somebody_comes:
+        if not isinstance(look, LookPrefetch) or self._somebody_comes:
             return None
         try:
             rounds = LookRounds.guess(look, first_ends=bool(self.queue))
             if rounds is not None:
                 rounds.queue(self.rules, self._rounds, self._count_further)
+                if rounds.count:
+                    self._queue_next_rounds(rounds, rounds.running)
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             self._forget_ahead()
@@ -555,15 +563,41 @@ class Engine:
         self.watch.unusual()
         return rounds
 
-    def _take_rounds(self, rounds: LookRounds, answers: Sequence[object]) -> bool:
-        """Is what was begun behind them of use? What was drawn stays drawn, whatever becomes of
-        rounds behind it."""
+    @property
+    def _somebody_comes(self) -> bool:
+        return bool(self.stop or (self.queue and self.free_lanes))
+
+    def _queue_next_rounds(self, rounds: LookRounds, waiting: Sequence[Running]) -> None:
+        alone = len(waiting) == len(self.running) and not self._somebody_comes
+        first_ends = bool(self.queue)
+        rounds.queue_next(self.rules, self._count_further, waiting, alone, first_ends)
+
+    def _take_rounds(self, rounds: LookRounds, hand_over: Callable[[], None]) -> None:
+        """Give methods what has arrived. What was drawn stays drawn, whatever becomes of rounds
+        behind it."""
         try:
-            return rounds.hand_over(answers)
+            hand_over()
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             rounds.drop()
-            return False
+        self._going_on = rounds if rounds.goes_on else None
+        if not rounds.goes_on and not rounds.is_of_use:
+            self._forget_ahead()
+
+    def _hand_over_rounds(self, served: list[Running]) -> Sequence[object]:
+        """Hand over the next of the rounds that the device goes on with, once others are queued
+        behind them."""
+        rounds, self._going_on = self._going_on, None
+        if rounds is not None:
+            self.watch.unusual()
+            began = time.perf_counter()
+            self._take_rounds(rounds, partial(self._next_rounds, rounds, served))
+            self.clock.waits += time.perf_counter() - began
+        return [None] * len(served)
+
+    def _next_rounds(self, rounds: LookRounds, served: list[Running]) -> None:
+        self._queue_next_rounds(rounds, served)
+        rounds.hand_over_next(served)
 
     def _count_further(self, host: Host, batch: Batch) -> None:
         self.clock.forwards += 1
@@ -596,6 +630,7 @@ class Engine:
         self._prefetched = None
         self._drawn = None
         self._looked = None
+        self._going_on = None
 
     def _try_to_prefetch(
         self, served: list[Running], applied: Source, in_step: bool = False

@@ -5,14 +5,15 @@ about that are queued already (`prefetch_looks.py`). The verdict on that draft i
 the device has, too, and so is all that follows. So several rounds are queued one behind the other,
 and their outcomes come to the host together: what it does for a step, it does once for all of them.
 At temperature 0 a round needs nothing that the host would have to say. Where the same kind of round
-comes again, it is captured whole.
+comes again, it is captured whole. Then rounds come in waves: the next one is queued before the host
+looks at the last, so that it works while the device does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +46,9 @@ from forerun.sequence.rows import PlainText, text_and_chain
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as PoolHandle
 
-MOST_ROUNDS = 8  # in one go
+MOST_ROUNDS = 8  # that are queued at a time
+WAVES = 2  # that these come in
+LEAST_ROUNDS = 2  # of a wave, if so many are in time
 FORWARDS = 1.5  # of the target, that a round takes about as long as
 ASKED_BEFORE = 1  # times that a kind of round is met before it is captured
 MOST_PROGRAMS = 64
@@ -98,13 +101,18 @@ class LookRounds:
 
     def __init__(self, look: LookPrefetch, drawn: DrawnAhead, judging: JudgeDrawn):
         self.running = look.running
-        self.count = 0  # rounds that are to be queued
+        self.count = 0  # rounds of the first wave
+        self.goes_on = False  # are rounds queued that nobody has been given?
+        self.is_of_use = False  # what was begun behind the last one
         self.look = look
         self.drawn = drawn
         self.judging = judging
         self._each = judging.length + 1  # the most tokens of a round
         self._known = [one.seq.known for one in look.running]
-        self._copies: list[HostCopy] = []  # of what each round came to
+        self._left = 0  # rounds that may be queued yet, while methods draft as they did
+        self._waves: deque[list[HostCopy]] = deque()  # of what each round came to
+        self._verdicts: Verdicts | None = None  # the last that were queued
+        self._program: RoundProgram | None = None  # of every further round, if it is checked
         self._unchecked: RoundPrograms | None = None  # if one of them was run for the first time
 
     @classmethod
@@ -118,16 +126,42 @@ class LookRounds:
         if len(set(look.rows_of.values())) > 1:  # what pads a draft would be judged as a part of it
             return None
         self = cls(look, drawn, judging)
-        pays = rounds_that_pay(judging.host, look.running, first_ends)
-        self.count = min(pays, self._rounds_with_room())
-        return self if self.count > 0 and self._has_pages() else None
+        self._left = min(repeats_of(one) for one in look.running)
+        self.count = self._wave(first_ends)
+        return self if self.count else None
+
+    def _wave(self, first_ends: bool) -> int:
+        """Rounds of the next wave: as many as pay, as there is room for, and pages for."""
+        in_time = rounds_in_time(self.judging.host)
+        until_end = self._rounds_until_end(first_ends) - self._on_their_way
+        at_once = min(in_time, max(LEAST_ROUNDS, in_time // WAVES))
+        pays = min(at_once, until_end, self._left, self._rounds_with_room())
+        return pays if pays > 0 and self._has_pages(pays) else 0
+
+    @property
+    def _on_their_way(self) -> int:
+        """Rounds that were queued and not handed over."""
+        return sum(map(len, self._waves))
+
+    def _rounds_until_end(self, first_ends: bool) -> int:
+        """That all texts have to go, or the first, if each brings as much as those before."""
+        left = [one.seq.remaining for one in self.running]
+        rounds = sum(one.seq.trace.forwards for one in self.running)
+        gained = sum(one.seq.filled for one in self.running) / max(1, rounds)
+        return int((min(left) if first_ends else max(left)) / max(gained, 1.0))
+
+    def _ends(self, forward: LookPrefetch | JudgeDrawn) -> list[int]:
+        """The slots that its rows may reach, behind all rounds that were queued."""
+        more = self._on_their_way * self._each
+        pairs = zip(forward.ends(), self.running, self._known)
+        return [end + one.seq.known - known + more for end, one, known in pairs]
 
     def _rounds_with_room(self) -> int:
-        """How many rounds captures and lanes have room for."""
-        room = [self.judging.host.backbone.context - max(self.judging.ends())]
+        """How many more rounds captures and lanes have room for."""
+        room = [self.judging.host.backbone.context - max(self._ends(self.judging))]
         for forward in (self.look, self.judging):
             replayed = forward.replayed
-            end = max(forward.ends())
+            end = max(self._ends(forward))
             if replayed is None or not replayed.can_move(end):
                 return 0
             if forward.host.runner.had_better_capture(replayed):
@@ -136,14 +170,14 @@ class LookRounds:
             room.append(most - end)
         return max(0, min(room)) // self._each
 
-    def _has_pages(self) -> bool:
-        """Are there pages for all rounds? Then they are the lanes' own."""
-        more = self.count * self._each
+    def _has_pages(self, count: int) -> bool:
+        """Are there pages for so many more rounds? Then they are the lanes' own."""
+        more = count * self._each
         for forward in (self.look, self.judging):
             host = forward.host
             spans = [
-                (one.lane, start, end + more)
-                for one, start, end in zip(self.running, self._known, forward.ends())
+                (one.lane, one.seq.known, end + more)
+                for one, end in zip(self.running, self._ends(forward))
             ]
             needed = sum(host.memos[lane].pages_needed(*span) for lane, *span in spans)
             if not host.pool.ensure(needed):
@@ -152,40 +186,69 @@ class LookRounds:
         return True
 
     def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> None:
-        """Queue all rounds. Verdicts are on their way to the host before what follows them is
-        queued: it does its part meanwhile."""
+        """Queue the first wave. The verdict that is on its way comes to the host before what
+        follows it is queued: it does its part meanwhile."""
         drafted_BK = self.drafted_BK.clone()  # programs of rules share memory
         applied = rules.apply_ahead(self._draws(), [Late(0, drafted_BK, is_shift=False)])
         if applied is None:  # there is no program for it yet
             self.count = 0
             return
         verdict = RawVerdict.of(applied)
-        self._copies.append(HostCopy(verdict.on(drafted_BK)))
+        wave = [HostCopy(verdict.on(drafted_BK))]
         verdicts = verdict.clamped()
-        again = self.count - 1
-        program = programs.of(self, verdicts) if again else None
+        program = programs.of(self, verdicts) if self.count > 1 else None
         if program is not None:
             self._unchecked = None if program.is_checked else programs
-            self._copies += [HostCopy(program.run(self)) for _ in range(again)]
+            self._program = program if program.is_checked else None
+            wave += [HostCopy(program.run(self)) for _ in range(self.count - 1)]
             verdicts = program.verdicts
         else:
-            for _ in range(again):
+            for _ in range(self.count - 1):
                 self._go_further(rules, verdicts)
-                verdicts = self._judge_again(rules, applied)
-        self._go_further(rules, verdicts)
-        for forward in (self.look, self.judging) * self.count:
+                verdict = self._judge_again(rules, applied)
+                wave.append(HostCopy(verdict.on(self.drafted_BK)))
+                verdicts = verdict.clamped()
+        self._queued(wave, count)
+        self._verdicts = verdicts
+
+    def queue_next(
+        self,
+        rules: Rules,
+        count: CountForward,
+        waiting: Collection[Running],
+        alone: bool,
+        first_ends: bool,
+    ) -> None:
+        """Queue the next wave, if nobody but those who are `waiting` for it runs or comes; else
+        what comes behind the last one."""
+        self.goes_on = self.is_of_use = False
+        if not all(one in waiting for one in self.running):  # in that lane others may write
+            return
+        length = self._wave(first_ends) if alone and self._program is not None else 0
+        if length:
+            assert self._program is not None
+            wave = [HostCopy(self._program.run(self)) for _ in range(length)]
+            self._queued(wave, count)
+            self.goes_on = True
+        else:
+            assert self._verdicts is not None
+            self._go_further(rules, self._verdicts)
+            self.is_of_use = True
+
+    def _queued(self, wave: list[HostCopy], count: CountForward) -> None:
+        self._waves.append(wave)
+        self._left -= len(wave)
+        for forward in (self.look, self.judging) * len(wave):
             assert forward.replayed is not None
             count(forward.host, forward.replayed.batch)
 
-    def _judge_again(self, rules: Rules, applied: Applied) -> Verdicts:
+    def _judge_again(self, rules: Rules, applied: Applied) -> RawVerdict:
         """The verdict on what was drawn last, by the rule that judged before."""
         drafted_BK = self.drafted_BK.clone()
         late = [Late(0, drafted_BK, is_shift=False)]
         judged = rules.apply_again(applied, self.logits_RV, late)
         assert judged is not None, "what ran once runs again"
-        verdict = RawVerdict.of(judged)
-        self._copies.append(HostCopy(verdict.on(drafted_BK)))
-        return verdict.clamped()
+        return RawVerdict.of(judged)
 
     def _draws(self) -> list[Draw[Verdict]]:
         """What a verdict is drawn from, with tokens that are not known yet."""
@@ -225,54 +288,62 @@ class LookRounds:
         """How tokens are drawn from a block, if that is known here."""
         return likeliest_drafts(self.drawn.draws[0].rule)
 
-    def hand_over(self, answers: Sequence[object]) -> bool:
-        """All outcomes have arrived: give each sequence its rounds, behind the first verdict. Is
-        what was begun behind them of use?"""
-        judged = self.judged(answers)
+    def hand_over(self, answers: Sequence[object]) -> None:
+        """The first wave has arrived: give each sequence its rounds, behind its verdict."""
+        judged = self.judged()
         if self._unchecked is not None:
-            if not can_be_checked(answers, judged):
-                return False  # nothing of what an unchecked program said is taken
-            if not self._unchecked.are_right(self, answers, judged):
-                self._forget()
-                return False
+            checked = can_be_checked(answers, judged)
+            if not checked or not self._unchecked.are_right(self, answers, judged):
+                # nothing of what an unchecked program said is taken
+                self.drop()
+                return
+            self.is_of_use = False  # the check writes over what was begun
         for number, (one, answer) in enumerate(zip(self.running, answers, strict=True)):
             if isinstance(answer, Verdict):
-                self._hand_over(number, one, answer, judged[number])
-        return self._unchecked is None
+                before = [*judged_tokens(one)[: answer.accepted], answer.token]
+                self._hand_over(number, one, before, judged[number])
+
+    def hand_over_next(self, running: Collection[Running]) -> None:
+        """The next wave has arrived: give these their rounds."""
+        judged = self.judged()
+        for number, one in enumerate(self.running):
+            if one in running:
+                self._hand_over(number, one, [], judged[number])
 
     def drop(self) -> None:
-        """Nothing of it is known."""
+        """Nothing of it is known: take nothing for granted that slots hold. Each method goes on
+        from what it has."""
+        self.goes_on = self.is_of_use = False
         for one in self.running:
             one.seq.rounds = []
-        self._forget()
-
-    def _forget(self) -> None:
-        """Take nothing for granted that slots hold: each method goes on from its first verdict."""
-        for one in self.running:
+            one.seq.more_rounds = False
             for forward in (self.look, self.judging):
                 forward.surprised(one)
                 forward.host.memos[one.lane].forget()
 
-    def judged(self, answers: Sequence[object]) -> list[list[Judged]]:
-        """What was drafted and judged for each sequence, behind its first verdict."""
-        rows_NB = [copy.numbers() for copy in self._copies]
+    def judged(self) -> list[list[Judged]]:
+        """What was drafted and judged for each sequence in the wave that comes first."""
+        rows_NB = [copy.numbers() for copy in self._waves.popleft()]
         return [[Judged.of(row) for row in rows] for rows in zip(*rows_NB)]
 
     def _hand_over(
-        self, number: int, one: Running, first: Verdict, judged: Sequence[Judged]
+        self, number: int, one: Running, before: Sequence[int], judged: Sequence[Judged]
     ) -> None:
-        known = self._known[number]
+        """Give a sequence its rounds, which follow what a verdict has brought `before`."""
+        seq = one.seq
         rounds = [*until_missing(judged)]
-        tokens = tokens_of(one, first, rounds)
-        goes_on = len(rounds) == self.count and self._unchecked is None
+        tokens = [*before, *tokens_of(rounds)]
+        is_whole = len(rounds) == len(judged)
         for forward in (self.look, self.judging):
-            if goes_on:
-                forward.expect_text(one, known + len(tokens), tokens[-1])
+            if is_whole and self.is_of_use:
+                forward.expect_text(one, seq.known + len(tokens), tokens[-1])
             else:
                 forward.surprised(one)
-        self.look.starts[one] = known - self._each
-        self.judging.host.memos[one.lane].wrote(known, tokens[:-1])
-        one.seq.rounds = rounds_of(one, first, rounds)
+        self.look.starts[one] = self._known[number] - self._each
+        behind = [*seq.text[-1:].tolist(), *tokens]
+        self.judging.host.memos[one.lane].wrote(seq.known - 1, behind[:-1])
+        seq.rounds = rounds_of(one, len(before), rounds)
+        seq.more_rounds = is_whole and self.goes_on
 
 
 def is_certain(one: Running) -> bool:
@@ -282,17 +353,16 @@ def is_certain(one: Running) -> bool:
     return seq.history.sampling.temperature == 0 and not seen
 
 
-def rounds_that_pay(target: Host, running: Sequence[Running], first_ends: bool) -> int:
-    """In about as much time as a launch may take, while texts go on and all methods draft and judge
-    as they did."""
+def rounds_in_time(target: Host) -> int:
+    """As many as take about as long as a launch may."""
     if not isinstance(target.writer, Continuations):
         return 0
-    in_time = int(target.writer.forwards_in_a_launch / FORWARDS)
-    left = [one.seq.remaining for one in running]
-    until_end = min(left) if first_ends else max(left)
-    asked = [one.last_question for one in running]
-    alike = min(0 if each is None else each.repeats for each in asked)
-    return min(in_time, MOST_ROUNDS, until_end // 2, alike)
+    return min(MOST_ROUNDS, int(target.writer.forwards_in_a_launch / FORWARDS))
+
+
+def repeats_of(one: Running) -> int:
+    """How often its method will draft and judge as it did."""
+    return 0 if one.last_question is None else one.last_question.repeats
 
 
 def forward_further(host: Host, batch: Batch) -> Tensor:
@@ -307,17 +377,17 @@ def until_missing(judged: Sequence[Judged]) -> list[Judged]:
     return list(judged[: missing[0]] if missing else judged)
 
 
-def tokens_of(one: Running, first: Verdict, rounds: Sequence[Judged]) -> list[int]:
-    """All tokens that follow the text."""
-    tokens = [*judged_tokens(one)[: first.accepted], first.token]
+def tokens_of(rounds: Sequence[Judged]) -> list[int]:
+    """All tokens that they bring."""
+    tokens: list[int] = []
     for judged in rounds:
         tokens += [*judged.draft[: judged.accepted], judged.token]
     return tokens
 
 
-def rounds_of(one: Running, first: Verdict, rounds: Sequence[Judged]) -> list[Round]:
-    """Rounds as a method takes them, up to the end of its text."""
-    left = one.seq.remaining - first.accepted - 1
+def rounds_of(one: Running, before: int, rounds: Sequence[Judged]) -> list[Round]:
+    """Rounds as a method takes them, up to the end of its text; so many tokens come `before`."""
+    left = one.seq.remaining - before
     found = []
     for judged in rounds:
         if left <= 0:
@@ -467,7 +537,8 @@ class RoundPrograms:
         work = []
         for one, answer, own in zip(rounds.running, answers, judged):
             assert isinstance(answer, Verdict), "see `can_be_checked`"
-            before = tokens_of(one, answer, own[:-1])
+            first = [*judged_tokens(one)[: answer.accepted], answer.token]
+            before = [*first, *tokens_of(own[:-1])]
             tokens = text_and_chain(one.seq.text, [*before, *own[-1].draft])
             start = len(one.seq.text) + len(before) - 1
             work.append((one.lane, PlainText.of(tokens, start), start))

@@ -10,10 +10,11 @@ from typing import Any
 from forerun.engine.schedule import Due
 from forerun.errors import NotAble
 from forerun.probability.outcomes import Outcome
-from forerun.sequence.canvas import Canvas, Draw
+from forerun.sequence.canvas import Canvas, Draw, MoreRounds
 from forerun.sequence.question import Continuation, Question
 
 DecodingCoroutine = Coroutine[Any, Any, None]
+Awaited = Draw[Any] | Question | MoreRounds
 
 
 def do_nothing() -> None:
@@ -51,7 +52,7 @@ class Running:
     ticket: Ticket
     lane: int
     coroutine: DecodingCoroutine
-    waits_for: Draw[Any] | Question | None = None
+    waits_for: Awaited | None = None
     last_question: Question | None = None  # that was answered
     looked: Question | None = None  # the last one to a drafter that looks into its target
     drew: Draw[Any] | None = None  # the last draw from what that one answered
@@ -76,7 +77,7 @@ class Running:
             self.seq.draws += waited.drawn + isinstance(answer, Outcome)
             self.seq.trace.draft_forwards += waited.drawn if waited.drafting else 0
             self.seq.trace.forwards += 0 if waited.drafting else max(1, waited.drawn)
-        elif waited is not None:
+        elif isinstance(waited, Question):
             self.seq.draws += isinstance(answer, Outcome)
             if waited.drafting:
                 self.seq.trace.draft_forwards += 1
@@ -112,8 +113,8 @@ class Running:
         self.waits_for = _servable(self.coroutine.throw(error))
 
 
-def _servable(awaited: object) -> Draw[Any] | Question:
+def _servable(awaited: object) -> Awaited:
     """What a method awaits, if the engine can serve it."""
-    if isinstance(awaited, (Draw, Question)):  # a union would be made anew each time
+    if isinstance(awaited, (Draw, Question, MoreRounds)):  # a union would be made anew each time
         return awaited
     raise NotAble(f"a method may await a model's questions and seq.draw, not {awaited!r}.")

@@ -78,7 +78,7 @@ async def judge(seq: Canvas, target: ChainScorer, draft: Draft, repeats: int = 0
     if certain:
         seq.draws += verdict.accepted  # as often as plain decoding would have drawn
     keep(seq, draft.tokens, verdict.accepted, verdict.token)
-    for further in seq.rounds_ahead():
+    async for further in seq.rounds_ahead():
         keep(seq, further.drafted, further.accepted, further.token)
     return verdict.accepted
 

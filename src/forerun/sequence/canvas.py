@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -71,6 +71,13 @@ class Round(NamedTuple):
     draft_forwards: int = 0  # of a draft model
 
 
+class MoreRounds:
+    """What `Canvas.rounds_ahead` awaits: rounds that are on their way."""
+
+    def __await__(self) -> Generator[MoreRounds, None, None]:
+        yield self
+
+
 class Canvas:
     """A canvas of tokens with blanks. Once begun, only `fill`, `append` and `edit` change it, and
     they leave a trace.
@@ -98,6 +105,7 @@ class Canvas:
         self.copies: Copies | None = None  # how the last draft was copied from the text, if it was
         self.begun: Begun | None = None  # the next draft, if the engine has begun to judge one
         self.rounds: list[Round] = []  # that the engine has gone on with by itself
+        self.more_rounds = False  # are more of them on their way?
         self.draft_follows = False  # is the next question no plain one? Then none is begun ahead
         self.finish_reason: str | None = None
         self.begin(tokens)
@@ -181,17 +189,22 @@ class Canvas:
         begun, self.begun = self.begun, None
         return begun.tokens if begun is not None and begun.known == self.known else None
 
-    def rounds_ahead(self) -> Iterator[Round]:
+    async def rounds_ahead(self) -> AsyncIterator[Round]:
         """The rounds that the engine has gone on with by itself, until the text ends. Each counts
         as what a method would have asked for."""
-        rounds, self.rounds = self.rounds, []
-        for one in rounds:
-            if self.done:
-                break
-            self.trace.forwards += 1
-            self.trace.draft_forwards += one.draft_forwards
-            self.draws += one.draws
-            yield one
+        while True:
+            rounds, self.rounds = self.rounds, []
+            more, self.more_rounds = self.more_rounds, False
+            for one in rounds:
+                if self.done:
+                    return
+                self.trace.forwards += 1
+                self.trace.draft_forwards += one.draft_forwards
+                self.draws += one.draws
+                yield one
+            if self.done or not more:
+                return
+            await MoreRounds()
 
     def ends(self, token: int) -> bool:
         """Would this token end the text? Drafting past it is wasted."""
