@@ -310,14 +310,14 @@ def rounds_on_cuda_are_those_of_single_steps(kind: str, dtype: str, device: str)
     options = dict(k=4, max_tokens=90, ignore_eos=True, temperature=0.0, method="specdiff")
     texts = [[7 * i % 250 + j for j in range(9)] for i in range(8)]
     told = {}
-    gone_on: list[int] = []
-    queue = prefetch_rounds.LookRounds.queue
+    gone_on: list[int] = []  # waves that were queued while another one was on its way
+    hand_over = prefetch_rounds.LookRounds.hand_over_next
 
     def note(self: Any, *others: Any) -> None:
-        queue(self, *others)
-        gone_on.append(self.count)
+        hand_over(self, *others)
+        gone_on.append(1)
 
-    prefetch_rounds.LookRounds.queue = note  # type: ignore[method-assign]
+    prefetch_rounds.LookRounds.hand_over_next = note  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         write_drafter(Path(folder), drafter, tiny.build("llama", 0, torch.float32).config)
         for rounds in (0, 8):
