@@ -124,6 +124,7 @@ class Engine:
         self._rounds = RoundPrograms()
         self._gone_on: Rounds | None = None  # in this step
         self._going_on: LookRounds | None = None  # on the device
+        self._held_lanes: list[int] = []  # that it may still write to, of texts that are over
         self.rules = Rules(sampler, graphs)
         self._deadlines = 0  # requests that have one
         self._parts: list[Part] = []  # of the forward that is being run
@@ -441,14 +442,22 @@ class Engine:
         self._drafted = None  # a finished request must not be held
         self._looked = None
         self.running.remove(one)
-        for host in self.hosts:
-            host.memos[one.lane].rest()
-        self.free_lanes.append(one.lane)
-        self.free_lanes.sort()
+        self._held_lanes.append(one.lane)
+        if self._going_on is None:
+            self._free_lanes()
         if not self.running:
             self._forget_ahead()
             self.watch.idle()
         self._end_ticket(one.ticket)
+
+    def _free_lanes(self) -> None:
+        """Give up the lanes of texts that are over: the device goes on with none of them."""
+        for lane in self._held_lanes:
+            for host in self.hosts:
+                host.memos[lane].rest()
+        self.free_lanes += self._held_lanes
+        self.free_lanes.sort()
+        self._held_lanes.clear()
 
     def _fail_ticket(self, ticket: Ticket, error: Exception) -> None:
         ticket.error = error
@@ -565,7 +574,7 @@ class Engine:
 
     @property
     def _somebody_comes(self) -> bool:
-        return bool(self.stop or (self.queue and self.free_lanes))
+        return bool(self.stop or (self.queue and (self.free_lanes or self._held_lanes)))
 
     def _queue_next_rounds(self, rounds: LookRounds, waiting: Sequence[Running]) -> None:
         alone = len(waiting) == len(self.running) and not self._somebody_comes
@@ -580,8 +589,11 @@ class Engine:
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             rounds.drop()
-        self._going_on = rounds if rounds.goes_on else None
-        if not rounds.goes_on and not rounds.is_of_use:
+        if rounds.goes_on:
+            self._going_on = rounds
+        elif rounds.is_of_use:
+            self._free_lanes()
+        else:
             self._forget_ahead()
 
     def _hand_over_rounds(self, served: list[Running]) -> Sequence[object]:
@@ -631,6 +643,7 @@ class Engine:
         self._drawn = None
         self._looked = None
         self._going_on = None
+        self._free_lanes()
 
     def _try_to_prefetch(
         self, served: list[Running], applied: Source, in_step: bool = False

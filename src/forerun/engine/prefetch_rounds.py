@@ -12,6 +12,7 @@ looks at the last, so that it works while the device does.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8  # that are queued at a time
 WAVES = 2  # that these come in
 LEAST_ROUNDS = 2  # of a wave, if so many are in time
+MOST_ENDED = 2  # times as many texts as are not over yet
 FORWARDS = 1.5  # of the target, that a round takes about as long as
 ASKED_BEFORE = 1  # times that a kind of round is met before it is captured
 MOST_PROGRAMS = 64
@@ -109,6 +111,7 @@ class LookRounds:
         self.judging = judging
         self._each = judging.length + 1  # the most tokens of a round
         self._known = [one.seq.known for one in look.running]
+        self._moved = [0 for _ in look.running]  # tokens that are known since, past an end, too
         self._left = 0  # rounds that may be queued yet, while methods draft as they did
         self._waves: deque[list[HostCopy]] = deque()  # of what each round came to
         self._verdicts: Verdicts | None = None  # the last that were queued
@@ -133,8 +136,9 @@ class LookRounds:
     def _wave(self, first_ends: bool) -> int:
         """Rounds of the next wave: as many as pay, as there is room for, and pages for."""
         in_time = rounds_in_time(self.judging.host)
-        until_end = self._rounds_until_end(first_ends) - self._on_their_way
         at_once = min(in_time, max(LEAST_ROUNDS, in_time // WAVES))
+        # one more costs no more than what else comes behind the last one
+        until_end = max(1, self._rounds_until_end(first_ends) - self._on_their_way)
         pays = min(at_once, until_end, self._left, self._rounds_with_room())
         return pays if pays > 0 and self._has_pages(pays) else 0
 
@@ -145,16 +149,16 @@ class LookRounds:
 
     def _rounds_until_end(self, first_ends: bool) -> int:
         """That all texts have to go, or the first, if each brings as much as those before."""
-        left = [one.seq.remaining for one in self.running]
-        rounds = sum(one.seq.trace.forwards for one in self.running)
-        gained = sum(one.seq.filled for one in self.running) / max(1, rounds)
-        return int((min(left) if first_ends else max(left)) / max(gained, 1.0))
+        going = [one.seq for one in self.running if not one.seq.done]
+        left = [seq.remaining for seq in going]
+        rounds = sum(seq.trace.forwards for seq in going)
+        gained = max(1.0, sum(seq.filled for seq in going) / max(1, rounds))
+        return math.ceil((min(left) if first_ends else max(left)) / gained)
 
     def _ends(self, forward: LookPrefetch | JudgeDrawn) -> list[int]:
         """The slots that its rows may reach, behind all rounds that were queued."""
         more = self._on_their_way * self._each
-        pairs = zip(forward.ends(), self.running, self._known)
-        return [end + one.seq.known - known + more for end, one, known in pairs]
+        return [end + moved + more for end, moved in zip(forward.ends(), self._moved)]
 
     def _rounds_with_room(self) -> int:
         """How many more rounds captures and lanes have room for."""
@@ -205,8 +209,9 @@ class LookRounds:
         else:
             for _ in range(self.count - 1):
                 self._go_further(rules, verdicts)
-                verdict = self._judge_again(rules, applied)
-                wave.append(HostCopy(verdict.on(self.drafted_BK)))
+                drafted_BK = self.drafted_BK.clone()
+                verdict = self._judge_again(rules, applied, drafted_BK)
+                wave.append(HostCopy(verdict.on(drafted_BK)))
                 verdicts = verdict.clamped()
         self._queued(wave, count)
         self._verdicts = verdicts
@@ -220,11 +225,13 @@ class LookRounds:
         first_ends: bool,
     ) -> None:
         """Queue the next wave, if nobody but those who are `waiting` for it runs or comes; else
-        what comes behind the last one."""
+        what comes behind the last one. Rows of those whose text has ended go on in their lanes, if
+        they are few: to leave them out would take a new beginning."""
         self.goes_on = self.is_of_use = False
-        if not all(one in waiting for one in self.running):  # in that lane others may write
-            return
-        length = self._wave(first_ends) if alone and self._program is not None else 0
+        if any(one not in waiting and one.waits_for is not None for one in self.running):
+            return  # somebody asks for something else
+        enough = len(waiting) * MOST_ENDED >= len(self.running)
+        length = self._wave(first_ends) if alone and enough and self._program is not None else 0
         if length:
             assert self._program is not None
             wave = [HostCopy(self._program.run(self)) for _ in range(length)]
@@ -242,9 +249,8 @@ class LookRounds:
             assert forward.replayed is not None
             count(forward.host, forward.replayed.batch)
 
-    def _judge_again(self, rules: Rules, applied: Applied) -> RawVerdict:
-        """The verdict on what was drawn last, by the rule that judged before."""
-        drafted_BK = self.drafted_BK.clone()
+    def _judge_again(self, rules: Rules, applied: Applied, drafted_BK: Tensor) -> RawVerdict:
+        """The verdict on a draft, by the rule that judged before."""
         late = [Late(0, drafted_BK, is_shift=False)]
         judged = rules.apply_again(applied, self.logits_RV, late)
         assert judged is not None, "what ran once runs again"
@@ -302,6 +308,8 @@ class LookRounds:
             if isinstance(answer, Verdict):
                 before = [*judged_tokens(one)[: answer.accepted], answer.token]
                 self._hand_over(number, one, before, judged[number])
+            else:
+                self._moved[number] += steps_of([Judged([], 0, 0), *judged[number]])
 
     def hand_over_next(self, running: Collection[Running]) -> None:
         """The next wave has arrived: give these their rounds."""
@@ -309,6 +317,8 @@ class LookRounds:
         for number, one in enumerate(self.running):
             if one in running:
                 self._hand_over(number, one, [], judged[number])
+            else:
+                self._moved[number] += steps_of(judged[number])
 
     def drop(self) -> None:
         """Nothing of it is known: take nothing for granted that slots hold. Each method goes on
@@ -333,6 +343,7 @@ class LookRounds:
         seq = one.seq
         rounds = [*until_missing(judged)]
         tokens = [*before, *tokens_of(rounds)]
+        self._moved[number] += len(before) + steps_of(judged)
         is_whole = len(rounds) == len(judged)
         for forward in (self.look, self.judging):
             if is_whole and self.is_of_use:
@@ -383,6 +394,11 @@ def tokens_of(rounds: Sequence[Judged]) -> list[int]:
     for judged in rounds:
         tokens += [*judged.draft[: judged.accepted], judged.token]
     return tokens
+
+
+def steps_of(rounds: Sequence[Judged]) -> int:
+    """How far on the device takes a text to be behind some rounds, whatever they came to."""
+    return sum(max(judged.accepted, 0) + 1 for judged in rounds)
 
 
 def rounds_of(one: Running, before: int, rounds: Sequence[Judged]) -> list[Round]:
