@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 import forerun
-from forerun.engine import prefetch_rounds, rules
+from forerun.engine import prefetch_looks, prefetch_rounds, rules
 from forerun.engine.cache import Memo
 from forerun.engine.engine import Engine
 from forerun.engine.prefetch_looks import MovesOn
@@ -69,6 +69,16 @@ def told(results):
 
 def one_by_one(monkeypatch):
     monkeypatch.setattr(prefetch_rounds, "MOST_ROUNDS", 0)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Whether rounds began with a program, each time that a text's first ones were foreseen."""
+    noted = []
+    hold = LookRounds.hold.__func__
+    note = classmethod(lambda *asked: (noted.append(hold(*asked)), noted[-1])[1])
+    monkeypatch.setattr(LookRounds, "hold", note)
+    return noted
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -153,6 +163,27 @@ def test_the_next_wave_is_queued_before_the_last_is_looked_at(
     assert asked.count(2) >= 2 and max(asked) == 2
     with torch.inference_mode():
         check_slots(m)
+
+
+def test_the_first_rounds_of_a_text_are_a_known_program(
+    begun, agreeing, handed, held, gone_on, tmp_path
+):
+    make_drafter(tmp_path, markov_rank=3)
+    m, first = decode(tmp_path, 3, max_tokens=64)
+    for _ in range(2):  # programs are made, and checked
+        m.generate(LONG, **how(tmp_path, max_tokens=64))
+    for calls in (held, begun, gone_on):
+        calls.clear()
+    assert told(m.generate(LONG, **how(tmp_path, max_tokens=64))) == told(first)
+    assert held == [True]
+    assert {name for name, _ in begun} <= {"JudgePrefetch", "LookPrefetch"}  # no `JudgeDrawn`
+    with torch.inference_mode():
+        check_slots(m)
+    for room in (8, 30, 60):  # for none at all, or only for the first rounds
+        tight = forerun.load("tiny:llama", lanes=3, max_context=40 + room, graphs=True)
+        for _ in range(4):
+            went = tight.generate(LONG, **how(tmp_path, max_tokens=room))
+        assert [r.token_ids for r in went] == [r.token_ids[:room] for r in first]
 
 
 def test_a_text_ends_in_the_midst_of_waves(begun, agreeing, gone_on, handed, tmp_path):
@@ -326,10 +357,17 @@ MUTANTS = {
     "the first verdict is forgotten": lambda patch: patch.setattr(
         LookRounds, "judged", lambda self: [own[1:] for own in JUDGED(self)]
     ),
+    "rows are held a position too far on": lambda patch: patch.setattr(
+        prefetch_looks, "Moved", lambda steps_B, most, more=0: MOVED(steps_B, most, max(more, 0))
+    ),
+    "what was handed over is not counted as far as the device has come": lambda patch: (
+        patch.setattr(prefetch_rounds, "steps_of", lambda rounds: 0)
+    ),
     "a token is taken for run that was not": lambda patch: patch.setattr(
         Memo, "wrote", lambda self, start, tokens: WROTE(self, start, [*tokens, 7])
     ),
 }  # fmt: skip
+MOVED = prefetch_looks.Moved
 MOVED_ON, JUDGED, WROTE = MovesOn.moved_on, LookRounds.judged, Memo.wrote
 
 
@@ -345,6 +383,8 @@ def test_its_mutants_are_caught(mutant, begun, agreeing, gone_on, drafts, monkey
     MUTANTS[mutant](monkeypatch)
     with pytest.raises((AssertionError, ValueError, RuntimeError, forerun.ForerunError)):
         m, went = decode(tmp_path, 3, max_tokens=64)
-        assert told(went) == told(right)
+        for _ in range(3):  # programs of rounds are made, checked, and begun with
+            assert told(went) == told(right)
+            went = m.generate(LONG, **how(tmp_path, max_tokens=64))
         with torch.inference_mode():
             check_slots(m)

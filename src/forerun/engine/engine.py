@@ -559,18 +559,16 @@ class Engine:
             return None
         try:
             rounds = LookRounds.guess(look, first_ends=bool(self.queue))
-            if rounds is not None:
-                rounds.queue(self.rules, self._rounds, self._count_further)
-                if rounds.count:
-                    self._queue_next_rounds(rounds, rounds.running)
+            if rounds is not None and rounds.queue(self.rules, self._rounds, self._count_further):
+                self._queue_next_rounds(rounds, rounds.running)
+                self.watch.unusual()
+                return rounds
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             self._forget_ahead()
-            return None
-        if rounds is None or not rounds.count:
-            return None
-        self.watch.unusual()
-        return rounds
+        if look.logits_RV is None:  # it was held for them, and not begun
+            self._forget_ahead()
+        return None
 
     @property
     def _somebody_comes(self) -> bool:
@@ -666,13 +664,26 @@ class Engine:
         prefetched = self._foresee(served, applied, alone, in_step) if enabled else None
         if prefetched is None or not (alone or self._read_beside(prefetched)):
             return
-        if not self._begin(prefetched, applied):
-            return
-        self._prefetched = prefetched
         if isinstance(prefetched, LookPrefetch):
-            self._looked = prefetched
-            self._draw_ahead(prefetched)
-            prefetched.forget_before()
+            self._look(prefetched, applied)
+        elif self._begin(prefetched, applied):
+            self._prefetched = prefetched
+
+    def _look(self, look: LookPrefetch, applied: Source) -> None:
+        """Begin a drafter's next block, and what follows it; or have rounds begin with it."""
+        held = self._hold_rounds(look, applied)
+        if not held and not self._begin(look, applied):
+            return
+        self._prefetched = self._looked = look
+        if not held:
+            self._draw_ahead(look)
+        look.forget_before()
+
+    def _hold_rounds(self, look: LookPrefetch, applied: Source) -> bool:
+        """Have rounds of what was foreseen begin with a program for them, if there is one."""
+        if self._somebody_comes:
+            return False
+        return LookRounds.hold(look, applied, self.hosts[0], self._rounds)
 
     def _draw_ahead(self, look: LookPrefetch) -> None:
         """Queue what will be drawn from blocks behind them, and the forward about it behind

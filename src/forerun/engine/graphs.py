@@ -346,6 +346,18 @@ class ForwardRunner(Generic[SlotStorage]):
             tiles = batch.host_tiles = self.tiles(batch, most + batch.ahead)
         return tiles, CaptureSize.of(batch, tiles)
 
+    def hold(self, batch: Batch) -> bool:
+        """Fill the capture of a batch, if there is one, and leave running it to another program."""
+        tiles, size = self._size(batch)
+        found = None if size is None else self._find(size)
+        if size is None or found is None:
+            return False
+        captured = self.captured[found]
+        with current_device(batch.device):
+            captured.fixed.fill(batch, tiles)
+        self.replayed = Replayed(captured, captured.fixed.fills, batch, size, found)
+        return True
+
     def _forward_captured(self, batch: Batch, on_start: OnStart) -> Tensor:
         if isinstance(batch, MovedOn):
             assert self.replayed is not None, "whoever moves on says what"

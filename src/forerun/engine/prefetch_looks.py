@@ -33,6 +33,7 @@ from forerun.engine.prefetch_drafts import (
 )
 from forerun.engine.rules import Applied, Late, Rules
 from forerun.engine.ticket import Running
+from forerun.probability.acceptance import Rule
 from forerun.probability.outcomes import Tokens, Verdict
 from forerun.probability.pending import LawRows, PendingLaws
 from forerun.probability.transfer import to_device
@@ -107,6 +108,17 @@ class MovesOn(PrefetchAroundDraft):
 
     def prepare(self, batch: Batch) -> bool:
         return isinstance(batch, MovedOn) or super().prepare(batch)
+
+    def _hold(self, batch: Batch, most: int) -> bool:
+        """Leave rows, which stand as if nothing were accepted, where they can be moved on from,
+        though they were not run."""
+        nowhere_B = torch.zeros(len(self.running), dtype=torch.long, device=batch.device)
+        batch.moved = Moved(nowhere_B, most, more=-1)
+        if not self.host.runner.hold(batch):
+            return False
+        self.replayed = self.host.runner.replayed
+        self.begin()
+        return True
 
 
 class LookPrefetch(MovesOn):
@@ -186,16 +198,26 @@ class LookPrefetch(MovesOn):
         self.verdicts = Verdicts.of(applied, self.host.backbone.vocab)
         if self.before is not None:
             return self._moved_on(self.before, self.verdicts)
-        work: list[tuple[int, Plan, int]] = []
-        for one, last in zip(self.running, self.last):
-            start = one.seq.known - self._new
-            work.append((one.lane, OneLonger(last.plan, self.host.backbone.vocab), start))
-        batch = self.host.batch(work, ahead=self.drafted)
+        batch = self._rows()
         tokens_BL = to_device(batch.rows_5T[TOKEN], torch.long, batch.device)
         tokens_BL = tokens_BL.view(len(self.running), -1)
         tokens_BL[:, self._new] = self.verdicts.token_B
         batch.drawn_T = tokens_BL.flatten()
         batch.moved = Moved(self.verdicts.accepted_B, self.drafted)
+        return batch
+
+    def hold(self, applied: Source) -> bool:
+        """Have its rows ready for a program that runs them."""
+        self.verdicts = Verdicts.of(applied, self.host.backbone.vocab)
+        return self._hold(self._rows(), self.drafted)
+
+    def _rows(self) -> Batch:
+        """As if nothing were accepted."""
+        work: list[tuple[int, Plan, int]] = []
+        for one, last in zip(self.running, self.last):
+            start = one.seq.known - self._new
+            work.append((one.lane, OneLonger(last.plan, self.host.backbone.vocab), start))
+        batch = self.host.batch(work, ahead=self.drafted)
         batch.ahead = FURTHER
         return batch
 
@@ -298,11 +320,13 @@ class DrawnAhead:
     """What each sequence will draw from a block that was begun ahead, if it draws as it did from
     the last one: by the same rule, of laws, of the next blanks and of the text's last token."""
 
-    def __init__(self, look: LookPrefetch, kinds: Sequence[str]):
+    def __init__(self, look: LookPrefetch, kinds: Sequence[str], rule: Rule):
         self.running = look.running
         self.kinds = kinds  # what each argument is
+        self.rule = rule
         self.before: DrawnAhead | None = None  # what was drawn last, if this is the same again
-        self.draws: list[Draw[Any]] = []  # with the blanks as if nothing were accepted
+        # With the blanks as if nothing were accepted, once there is something to draw from.
+        self.draws: list[Draw[Any]] = []
         self.applied: Applied | None = None  # once they are queued
         self.judging: JudgeDrawn | None = None  # the forward about them, if it is queued, too
         self._number = {one: number for number, one in enumerate(look.running)}
@@ -318,29 +342,31 @@ class DrawnAhead:
             return None
         if any(one.drew is None or one.drew.rule is not first.rule for one in look.running):
             return None
-        self = cls(look, kinds[0])
-        assert look.logits_RV is not None
-        at = 0
-        for one, rows in look.rows_of.items():
-            self.draws.append(_next_draw(one, kinds[0], look.logits_RV, at))
-            at += rows
+        self = cls(look, kinds[0], first.rule)
         before = None if look.before is None else look.before.drawn
         if before is not None and self._repeats(before):
             self.before = before
         return self
 
     def apply(self, rules: Rules, look: LookPrefetch) -> bool:
-        """Queue the draws, if that can be."""
+        """Queue the draws from a block that stands behind some verdicts, if that can be."""
         assert look.verdicts is not None and look.logits_RV is not None
         late = self.late(look.verdicts)
-        if self.before is not None and self.before.applied is not None:
-            self.applied = rules.apply_again(self.before.applied, look.logits_RV, late)
+        if self.applied is None and self.before is not None:
+            self.applied = self.before.applied
+        self.draws = self._next_draws(look, look.logits_RV)
+        if self.applied is not None:
+            self.applied = rules.apply_again(self.applied, look.logits_RV, late)
         if self.applied is None:
             self.applied = rules.apply_ahead(self.draws, late)
         return self.applied is not None
 
+    def _next_draws(self, look: LookPrefetch, logits_RV: Tensor) -> list[Draw[Any]]:
+        firsts = accumulate(look.rows_of.values(), initial=0)
+        return [_next_draw(one, self.kinds, logits_RV, at) for one, at in zip(look.rows_of, firsts)]
+
     def _repeats(self, before: DrawnAhead) -> bool:
-        return before.kinds == self.kinds and before.draws[0].rule is self.draws[0].rule
+        return before.kinds == self.kinds and before.rule is self.rule
 
     def late(self, verdicts: Verdicts) -> list[Late]:
         """What only the device knows: how far on the blanks are, and the last token."""
@@ -440,8 +466,8 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
 
     def __init__(self, target: Host, look: LookPrefetch, drawn: DrawnAhead):
         super().__init__(target, look.running, look.drafted)
-        assert look.verdicts is not None and drawn.applied is not None
-        self.drawn = drawn.applied
+        assert look.verdicts is not None
+        self.drawn = drawn
         self.verdicts = look.verdicts
         self.before: JudgeDrawn | None = None  # the last one, if this is the same further on
 
@@ -491,7 +517,12 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
         batch = self._rows()
         tokens_BL = torch.cat([self.verdicts.token_B[:, None], tokens_BK], 1)
         batch.drawn_T = tokens_BL.flatten().clamp_(0, self.host.backbone.vocab - 1)
+        batch.moved = Moved(self.verdicts.accepted_B, self.length)
         return batch
+
+    def hold(self) -> bool:
+        """Have its rows ready for a program that runs them."""
+        return self._hold(self._rows(), self.length)
 
     def further(self, verdicts: Verdicts, tokens_BK: Tensor) -> Batch:
         """Its rows, further on, with other tokens."""
@@ -506,7 +537,6 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
             tokens = text_and_chain(text, unknown)
             work.append((one.lane, PlainText.of(tokens, len(text)), len(text)))
         batch = self.host.batch(work, ahead=self.length)
-        batch.moved = Moved(self.verdicts.accepted_B, self.length)
         batch.ahead = FURTHER
         return batch
 
@@ -532,6 +562,7 @@ class JudgeDrawn(JudgePrefetch, MovesOn):
 
     def learn(self, answers: Sequence[object]) -> None:
         """What was drawn ahead has arrived, whoever of them wants it."""
-        for one, drawn in zip(self.running, self.drawn.outcomes(), strict=True):
+        assert self.drawn.applied is not None
+        for one, drawn in zip(self.running, self.drawn.applied.outcomes(), strict=True):
             if self.expects(one) and isinstance(drawn, Tokens):
                 self._foresee(one, one.seq.text, drawn.tokens)

@@ -32,6 +32,7 @@ from forerun.engine.graphs import (
 )
 from forerun.engine.host import Host
 from forerun.engine.pack import Batch, MovedOn
+from forerun.engine.prefetch import Source
 from forerun.engine.prefetch_drafts import judged_tokens
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch, Verdicts
 from forerun.engine.rules import Applied, Late, Rules
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 8  # that are queued at a time
 WAVES = 2  # that these come in
 LEAST_ROUNDS = 2  # of a wave, if so many are in time
-MOST_ENDED = 2  # times as many texts as are not over yet
+MOST_ENDED = 8  # times as many texts as are not over yet
 FORWARDS = 1.5  # of the target, that a round takes about as long as
 ASKED_BEFORE = 1  # times that a kind of round is met before it is captured
 MOST_PROGRAMS = 64
@@ -189,32 +190,66 @@ class LookRounds:
             host.claim(spans)
         return True
 
-    def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> None:
-        """Queue the first wave. The verdict that is on its way comes to the host before what
-        follows it is queued: it does its part meanwhile."""
+    @classmethod
+    def hold(
+        cls, look: LookPrefetch, applied: Source, target: Host, programs: RoundPrograms
+    ) -> bool:
+        """Where a program for such rounds was run before, have rows ready for it behind the first
+        verdict of these, which is on its way: then nothing needs to be begun beside it."""
+        drawn = DrawnAhead.guess(look)
+        if drawn is None or not all(map(is_certain, look.running)):
+            return False
+        if look.before is not None or not programs.are_ready(drawn.rule, len(look.running)):
+            return False
+        if not min(map(repeats_of, look.running)) or not look.hold(applied):
+            return False
+        judging = JudgeDrawn.after(look, drawn, target)
+        if judging is None or not judging.hold():
+            return False
+        look.drawn = drawn
+        drawn.judging = judging
+        return True
+
+    def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> bool:
+        """Queue the first wave, if that can be."""
+        assert self.look.verdicts is not None
+        if self.drawn.applied is None:
+            program = programs.of(self, self.look.verdicts, may_make=False)
+            wave = self._run(program, self.count) if program is not None else []
+            self._program = program
+        else:
+            wave = self._from_what_began(rules, programs)
+        if wave:
+            self._queued(wave, count)
+        return bool(wave)
+
+    def _run(self, program: RoundProgram, length: int) -> list[HostCopy]:
+        wave = [HostCopy(program.run(self)) for _ in range(length)]
+        self._verdicts = program.verdicts
+        return wave
+
+    def _from_what_began(self, rules: Rules, programs: RoundPrograms) -> list[HostCopy]:
+        """The verdict that is on its way comes to the host before what follows it is queued: it
+        does its part meanwhile. Nothing, if there is no program for such a verdict yet."""
         drafted_BK = self.drafted_BK.clone()  # programs of rules share memory
         applied = rules.apply_ahead(self._draws(), [Late(0, drafted_BK, is_shift=False)])
-        if applied is None:  # there is no program for it yet
-            self.count = 0
-            return
+        if applied is None:
+            return []
         verdict = RawVerdict.of(applied)
         wave = [HostCopy(verdict.on(drafted_BK))]
-        verdicts = verdict.clamped()
-        program = programs.of(self, verdicts) if self.count > 1 else None
+        self._verdicts = verdict.clamped()
+        program = programs.of(self, self._verdicts) if self.count > 1 else None
         if program is not None:
             self._unchecked = None if program.is_checked else programs
             self._program = program if program.is_checked else None
-            wave += [HostCopy(program.run(self)) for _ in range(self.count - 1)]
-            verdicts = program.verdicts
-        else:
-            for _ in range(self.count - 1):
-                self._go_further(rules, verdicts)
-                drafted_BK = self.drafted_BK.clone()
-                verdict = self._judge_again(rules, applied, drafted_BK)
-                wave.append(HostCopy(verdict.on(drafted_BK)))
-                verdicts = verdict.clamped()
-        self._queued(wave, count)
-        self._verdicts = verdicts
+            return wave + self._run(program, self.count - 1)
+        for _ in range(self.count - 1):
+            self._go_further(rules, self._verdicts)
+            drafted_BK = self.drafted_BK.clone()
+            verdict = self._judge_again(rules, applied, drafted_BK)
+            wave.append(HostCopy(verdict.on(drafted_BK)))
+            self._verdicts = verdict.clamped()
+        return wave
 
     def queue_next(
         self,
@@ -234,13 +269,11 @@ class LookRounds:
         length = self._wave(first_ends) if alone and enough and self._program is not None else 0
         if length:
             assert self._program is not None
-            wave = [HostCopy(self._program.run(self)) for _ in range(length)]
-            self._queued(wave, count)
+            self._queued(self._run(self._program, length), count)
             self.goes_on = True
         else:
             assert self._verdicts is not None
-            self._go_further(rules, self._verdicts)
-            self.is_of_use = True
+            self.is_of_use = self._go_further(rules, self._verdicts)
 
     def _queued(self, wave: list[HostCopy], count: CountForward) -> None:
         self._waves.append(wave)
@@ -278,21 +311,22 @@ class LookRounds:
         assert self.drawn.applied is not None
         return self.drawn.applied.column("tokens")[:, : self.judging.length]
 
-    def _go_further(self, rules: Rules, verdicts: Verdicts) -> None:
-        """Behind a verdict: the next block, what is drawn from it, and the forward about that."""
+    def _go_further(self, rules: Rules, verdicts: Verdicts) -> bool:
+        """Behind a verdict: the next block, what is drawn from it, and the forward about that, if
+        there is a program for the draw."""
         look, drawn, judging = self.look, self.drawn, self.judging
-        assert drawn.applied is not None
         look.logits_RV = forward_further(look.host, look.further(verdicts))
-        drawn.applied = rules.apply_again(drawn.applied, look.logits_RV, drawn.late(verdicts))
-        assert drawn.applied is not None, "what ran once runs again"
-        judging.drawn = drawn.applied
+        look.verdicts = verdicts
+        if not drawn.apply(rules, look):
+            return False
         further = judging.further(verdicts, self.drafted_BK)
         judging.logits_RV = forward_further(judging.host, further)
+        return True
 
     @property
     def drafts(self) -> Drawn | None:
         """How tokens are drawn from a block, if that is known here."""
-        return likeliest_drafts(self.drawn.draws[0].rule)
+        return likeliest_drafts(self.drawn.rule)
 
     def hand_over(self, answers: Sequence[object]) -> None:
         """The first wave has arrived: give each sequence its rounds, behind its verdict."""
@@ -496,9 +530,18 @@ class RoundPrograms:
         self._pool: PoolHandle | None = None
         self._works = True
 
-    def of(self, rounds: LookRounds, verdicts: Verdicts) -> RoundProgram | None:
+    def are_ready(self, rule: Rule, sequences: int) -> bool:
+        """Is there a program that draws so for so many?"""
+        return any(
+            program.is_checked and (kind.rule, kind.sequences) == (rule, sequences)
+            for kind, program in self._programs.items()
+        )
+
+    def of(
+        self, rounds: LookRounds, verdicts: Verdicts, may_make: bool = True
+    ) -> RoundProgram | None:
         """The program of these, if their kind was met often enough; it goes on behind some
-        verdicts."""
+        verdicts. With `may_make` it may be one that was not run yet."""
         kind = self._kind(rounds) if self._works else None
         if kind is None:
             return None
@@ -506,7 +549,9 @@ class RoundPrograms:
             self._programs.move_to_end(kind)
             program = self._programs[kind]
             program.begin(verdicts)
-            return program
+            return program if may_make or program.is_checked else None
+        if not may_make:
+            return None
         if len(self._asked) > MOST_NOTED:
             self._asked.clear()
         self._asked[hash(kind)] += 1
@@ -540,8 +585,7 @@ class RoundPrograms:
         if look is None or judging is None or rounds.drafts is None:
             return None
         forwards = look.captured, judging.captured
-        rule = rounds.drawn.draws[0].rule
-        return RoundKind(forwards, rule, len(rounds.running), rounds.judging.length)
+        return RoundKind(forwards, rounds.drawn.rule, len(rounds.running), rounds.judging.length)
 
     def are_right(
         self, rounds: LookRounds, answers: Sequence[object], judged: Sequence[Sequence[Judged]]
