@@ -25,6 +25,14 @@ agreeing = test_prefetch_looks.agreeing
 drafts = test_prefetch_looks.drafts
 
 
+@pytest.fixture(autouse=True)
+def nothing_fails(request, caplog):
+    """What fails is done again by the methods: texts alone would not tell."""
+    yield
+    if request.function not in BROKEN:
+        assert not [record.message for record in caplog.get_records("call")]
+
+
 @pytest.fixture
 def gone_on(monkeypatch):
     """How many rounds were queued each time, and for how many sequences."""
@@ -125,6 +133,24 @@ def test_a_text_ends_in_the_midst_of_rounds(begun, agreeing, gone_on, monkeypatc
     assert gone_on
     assert long.token_ids == whole.token_ids and short.token_ids == whole.token_ids[:23]
     assert stopped.finish_reason == "stop" and end - 1 <= len(stopped.token_ids) - 1 <= end
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_texts_that_end_one_after_the_other_are_told_as_in_single_steps(
+    kind, begun, agreeing, gone_on, handed, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, **KINDS[kind])
+    texts = [[7 * i % 250 + j for j in range(9)] for i in range(8)]
+    found = []
+    for most in (0, 8):
+        monkeypatch.setattr(prefetch_rounds, "MOST_ROUNDS", most)
+        m = load(8)
+        for _ in range(4):  # programs are there afterwards
+            results = m.generate(texts, **how(tmp_path, max_tokens=90))
+        found.append(told(results))
+        assert bool(handed) == bool(most)
+    assert found[0] == found[1]
+    assert len({len(waiting) for waiting in handed}) > 2  # and ended one after the other
 
 
 @pytest.fixture
@@ -388,3 +414,10 @@ def test_its_mutants_are_caught(mutant, begun, agreeing, gone_on, drafts, monkey
             went = m.generate(LONG, **how(tmp_path, max_tokens=64))
         with torch.inference_mode():
             check_slots(m)
+
+
+BROKEN = (  # on purpose
+    test_an_error_while_rounds_are_queued_changes_no_text,
+    test_a_program_that_is_off_is_not_used,
+    test_its_mutants_are_caught,
+)

@@ -33,7 +33,6 @@ from forerun.engine.prefetch_drafts import (
 )
 from forerun.engine.rules import Applied, Late, Rules
 from forerun.engine.ticket import Running
-from forerun.probability.acceptance import Rule
 from forerun.probability.outcomes import Tokens, Verdict
 from forerun.probability.pending import LawRows, PendingLaws
 from forerun.probability.transfer import to_device
@@ -320,10 +319,11 @@ class DrawnAhead:
     """What each sequence will draw from a block that was begun ahead, if it draws as it did from
     the last one: by the same rule, of laws, of the next blanks and of the text's last token."""
 
-    def __init__(self, look: LookPrefetch, kinds: Sequence[str], rule: Rule):
+    def __init__(self, look: LookPrefetch, kinds: Sequence[str], drew: Sequence[Draw[Any]]):
         self.running = look.running
         self.kinds = kinds  # what each argument is
-        self.rule = rule
+        self.rule = drew[0].rule
+        self._drew = drew  # from the last block; of a text that ends, nobody else keeps that
         self.before: DrawnAhead | None = None  # what was drawn last, if this is the same again
         # With the blanks as if nothing were accepted, once there is something to draw from.
         self.draws: list[Draw[Any]] = []
@@ -337,12 +337,12 @@ class DrawnAhead:
     @classmethod
     def guess(cls, look: LookPrefetch) -> DrawnAhead | None:
         kinds = [argument_kinds(one) for one in look.running]
-        first = look.running[0].drew
-        if kinds[0] is None or first is None or any(each != kinds[0] for each in kinds):
+        drew = [one.drew for one in look.running if one.drew is not None]
+        if kinds[0] is None or any(each != kinds[0] for each in kinds):
             return None
-        if any(one.drew is None or one.drew.rule is not first.rule for one in look.running):
+        if len(drew) < len(kinds) or any(each.rule is not drew[0].rule for each in drew):
             return None
-        self = cls(look, kinds[0], first.rule)
+        self = cls(look, kinds[0], drew)
         before = None if look.before is None else look.before.drawn
         if before is not None and self._repeats(before):
             self.before = before
@@ -363,7 +363,8 @@ class DrawnAhead:
 
     def _next_draws(self, look: LookPrefetch, logits_RV: Tensor) -> list[Draw[Any]]:
         firsts = accumulate(look.rows_of.values(), initial=0)
-        return [_next_draw(one, self.kinds, logits_RV, at) for one, at in zip(look.rows_of, firsts)]
+        pairs = zip(self._drew, firsts)
+        return [_next_draw(drew, self.kinds, logits_RV, first) for drew, first in pairs]
 
     def _repeats(self, before: DrawnAhead) -> bool:
         return before.kinds == self.kinds and before.rule is self.rule
@@ -447,17 +448,17 @@ def argument_kinds(one: Running) -> tuple[str, ...] | None:
     return tuple(kinds)
 
 
-def _next_draw(one: Running, kinds: Sequence[str], logits_RV: Tensor, first: int) -> Draw[Any]:
-    """What it will draw from these logits, from such a row on."""
-    drew = one.drew
-    assert drew is not None
+def _next_draw(
+    drew: Draw[Any], kinds: Sequence[str], logits_RV: Tensor, first: int
+) -> Draw[Any]:
+    """What is drawn next, as the last time, from these logits, from such a row on."""
     arguments: list[object] = []
     for kind, argument in zip(kinds, drew.arguments):
         if kind == "laws":
             part = cast("PendingLaws", argument).parts[0]
             argument = PendingLaws([LawRows(logits_RV, first, part.rows, part.sampling)])
         arguments.append(argument)
-    return Draw(drew.rule, tuple(arguments), one.seq)
+    return Draw(drew.rule, tuple(arguments), drew.seq)
 
 
 class JudgeDrawn(JudgePrefetch, MovesOn):
