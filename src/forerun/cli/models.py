@@ -35,7 +35,7 @@ class ModelRow:
 
 def model_rows() -> list[ModelRow]:
     from forerun import zoo
-    from forerun.checkpoints import adapters, tiny
+    from forerun.checkpoints import adapters, drafters, tiny
     from forerun.checkpoints.resolve import has_smollm
 
     def shipped(name: str) -> ModelRow:
@@ -49,6 +49,11 @@ def model_rows() -> list[ModelRow]:
             name, family, here, f"{base} with shipped adapters; forerun zoo show {name}"
         )
 
+    def drafting(name: str) -> ModelRow:
+        base = name.partition(":")[0]
+        what = f'drafts for {base}: specdiff, draft="auto"; forerun zoo show {name}'
+        return ModelRow(name, "drafter", True, what)
+
     def random(architecture: str, family: str) -> ModelRow:
         return ModelRow(f"tiny:{architecture}", family, True, RANDOM)
 
@@ -59,6 +64,7 @@ def model_rows() -> list[ModelRow]:
         *(shipped(name) for name in zoo.shipped()),
         ModelRow("smollm", "causal", has_smollm(), SMOLLM),
         *(adapted(name) for name in adapters.shipped()),
+        *(drafting(name) for name in drafters.shipped()),
         *(random(name, "causal") for name in tiny.ARCHITECTURES),
         *(random(name, "any-subset") for name in tiny.ANY_SUBSET),
         ModelRow("DIRECTORY | FILE.gguf | OWNER/NAME", "causal", None, ARCHITECTURES),

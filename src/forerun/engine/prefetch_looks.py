@@ -448,9 +448,7 @@ def argument_kinds(one: Running) -> tuple[str, ...] | None:
     return tuple(kinds)
 
 
-def _next_draw(
-    drew: Draw[Any], kinds: Sequence[str], logits_RV: Tensor, first: int
-) -> Draw[Any]:
+def _next_draw(drew: Draw[Any], kinds: Sequence[str], logits_RV: Tensor, first: int) -> Draw[Any]:
     """What is drawn next, as the last time, from these logits, from such a row on."""
     arguments: list[object] = []
     for kind, argument in zip(kinds, drew.arguments):
