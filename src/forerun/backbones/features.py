@@ -21,6 +21,7 @@ from forerun.backbones.dflash import DraftLayer, FeatureDrafter, Rotation
 from forerun.backbones.lean import LeanBackbone, quantised_product
 from forerun.backbones.native import native_product
 from forerun.backbones.products import Matrix, joined, times
+from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch, Tiles
@@ -121,6 +122,8 @@ class FeatureBackbone(SlottedBackbone):
         self.head_dim = shape.head_dim
         self.cost = float(sum(p.numel() for p in drafter.parameters()))
         self.source: Slots | None = None
+        # Its products are small: waiting for each other may take threads longer than multiplying.
+        self._threads = ThreadChoice() if self.device.type == "cpu" else None
         self._stack = [TakenLayer.of(layer, target) for layer in drafter.stack]
         self._fusing = take_matrix(target, [drafter.fc.weight])
         for weight in (*drafter.layers.parameters(), drafter.fc.weight):
@@ -131,6 +134,11 @@ class FeatureBackbone(SlottedBackbone):
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         if batch.tiles is not None:
             return self._forward_by_kernels(batch, batch.tiles, slots)
+        if self._threads is None:
+            return self._forward_plain(batch, slots)
+        return self._threads.run(len(batch.slots), partial(self._forward_plain, batch, slots))
+
+    def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         is_context_T = batch.tokens_T >= self.vocab
         tokens_T = torch.where(is_context_T, batch.tokens_T - self.vocab, batch.tokens_T)
         x_TE = F.embedding(tokens_T, self.target.embed)

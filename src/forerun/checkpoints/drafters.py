@@ -272,7 +272,9 @@ def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
     if drafter.markov_head is not None:
         head = drafter.markov_head
         before = head.markov_w1.weight.detach()[:vocab]
-        markov = Markov(before, _of_all_tokens(drafter, head.markov_w2.weight.detach())[:vocab])
+        after = _of_all_tokens(drafter, head.markov_w2.weight.detach())[:vocab]
+        tokens = drafter.drafted_tokens
+        markov = Markov(before, after, None if tokens is None else tokens[tokens < vocab])
     return Features(
         vocab, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
     )

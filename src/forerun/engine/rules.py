@@ -37,6 +37,7 @@ from forerun.probability.logits import (
     model_laws,
     row_laws,
 )
+from forerun.probability.markov import ChainRule
 from forerun.probability.noise import FixedNoise, Noise, uniforms, uniforms_ahead
 from forerun.probability.outcomes import Outcome, PackedOutcome
 from forerun.probability.pending import (
@@ -262,8 +263,10 @@ class Rules:
     def _apply_plain(self, batch: RuleBatch) -> Applied:
         if self.by_noise and (decided := batch.without_chance()):
             return Decided(decided, batch.device)
-        arguments = [stack(column, batch.device) for column in batch.made]
-        outcome = batch.rule(*arguments, self._sampler(batch.noise))
+        outcome = batch.likeliest_chains()
+        if outcome is None:
+            arguments = [stack(column, batch.device) for column in batch.made]
+            outcome = batch.rule(*arguments, self._sampler(batch.noise))
         check_outcome(outcome, len(batch.draws))
         packed = PackedOutcome(outcome)
         return Applied(packed, len(batch.draws), HostCopy(packed.tensor))
@@ -340,6 +343,20 @@ class RuleBatch:
             return None
         columns = [choices_of(column) for column in self.columns]
         return [decide(*arguments) for arguments in zip(*columns)]
+
+    def likeliest_chains(self) -> Outcome | None:
+        """What chains draw at temperature 0 on a CPU, from logits: laws of a whole vocabulary, and
+        their logarithms, take as long as the model that drafts."""
+        rule = self.rule
+        if not isinstance(rule, ChainRule) or rule.temperature or self.device.type != "cpu":
+            return None
+        laws = cast("Sequence[PendingLaws]", self.columns[-1])
+        if not is_pending(laws) or not all(one.of_model for one in laws):
+            return None
+        columns = [*self.columns[:-1], [one.logits_NV for one in laws]]
+        where_BK, last_B1, logits_BKV = [stack(column, self.device) for column in columns]
+        assert where_BK is not None and last_B1 is not None and logits_BKV is not None
+        return rule.likeliest(where_BK, last_B1, logits_BKV)
 
     def decided_together(self) -> Outcome | None:
         """What is decided on the device where all laws are certain, by a rule that is known

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Markov:
 
     before_VR: Tensor
     after_VR: Tensor
+    tokens_N: Tensor | None = None  # that are ever drafted, where those are few
 
     def law(self, law_NV: Tensor, before_N: Tensor, temperature: float) -> Tensor:
         """Untempered laws, corrected by the tokens before and then tempered. What was impossible
@@ -39,7 +40,7 @@ class Markov:
 
     def moved(self, logits_NV: Tensor, before_N: Tensor) -> Tensor:
         """Logits, corrected by the tokens before."""
-        return logits_NV + self.before_VR[before_N.clamp(min=0)] @ self.after_VR.T
+        return logits_NV + self._before(before_N) @ self.after_VR.T
 
     def likeliest_chain(self, logits_BKV: Tensor, last_B: Tensor) -> Tensor:
         """The likeliest token of each of some logits, [B, K], each moved by the one before it: on a
@@ -48,10 +49,22 @@ class Markov:
             from forerun.probability import kernels
 
             return kernels.likeliest_chain(logits_BKV, last_B, self.before_VR, self.after_VR)
+        if self.tokens_N is not None:
+            logits_BKV = logits_BKV[..., self.tokens_N]
         tokens = [last_B]
-        for logits_BV in logits_BKV.unbind(1):
-            tokens.append(self.moved(logits_BV, tokens[-1]).argmax(-1))
+        for logits_BN in logits_BKV.unbind(1):
+            best_B = (logits_BN + self._before(tokens[-1]) @ self._after_RN).argmax(-1)
+            tokens.append(best_B if self.tokens_N is None else self.tokens_N[best_B])
         return torch.stack(tokens[1:], 1)
+
+    def _before(self, token_B: Tensor) -> Tensor:
+        return self.before_VR[token_B.clamp(min=0)]
+
+    @cached_property
+    def _after_RN(self) -> Tensor:
+        """Of the tokens that are ever drafted."""
+        few = self.tokens_N
+        return self.after_VR.T if few is None else self.after_VR[few].T.contiguous()
 
     def pending(self, law: Tensor, before_N: Tensor) -> Tensor:
         """The corrected laws under a request's own sampling parameters, where these keep all
@@ -73,9 +86,13 @@ class ChainRule:
         self.temperature = temperature
 
     def __call__(self, where_BK: Tensor, last_BN: Tensor, p_BKV: Tensor, sample: Sampler) -> Tokens:
-        draw = self._likeliest if self.temperature == 0 else partial(self._drawn, sample=sample)
-        tokens_BK = draw(p_BKV.log(), last_BN[:, 0])
-        return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
+        if self.temperature == 0:
+            return self.likeliest(where_BK, last_BN, p_BKV.log())
+        return _of(where_BK, self._drawn(p_BKV.log(), last_BN[:, 0], sample))
+
+    def likeliest(self, where_BK: Tensor, last_BN: Tensor, logits_BKV: Tensor) -> Tokens:
+        """Nothing is left to chance: no laws are needed."""
+        return _of(where_BK, self.markov.likeliest_chain(logits_BKV, last_BN[:, 0]))
 
     def _drawn(self, logits_BKV: Tensor, before_B: Tensor, sample: Sampler) -> Tensor:
         drawn = []
@@ -85,9 +102,10 @@ class ChainRule:
             drawn.append(before_B)
         return torch.stack(drawn, 1)
 
-    def _likeliest(self, logits_BKV: Tensor, last_B: Tensor) -> Tensor:
-        """Nothing is left to chance."""
-        return self.markov.likeliest_chain(logits_BKV, last_B)
+
+def _of(where_BK: Tensor, tokens_BK: Tensor) -> Tokens:
+    """Tokens where there are blanks."""
+    return Tokens.of_batch(tokens=torch.where(where_BK >= 0, tokens_BK, 0))
 
 
 draw_chain: Callable[[Markov, float], ChainRule] = rule_factory(ChainRule)
