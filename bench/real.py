@@ -55,6 +55,7 @@ SHOWN = [
         "SmolLM2-135M",
         "`specdiff`, `draft=\"auto\"`",
     ),
+    ("SmolLM2-135M, its shipped drafter, float32**", "", "the same, in float32"),
     ("SmolLM2-135M in 4 bits, auto over ar**", "SmolLM2-135M, 4 bits", "`auto`"),
     ("SmolLM2-135M in 4 bits, lookup@k=5 over ar**", "", "`lookup`"),
     (
