@@ -53,7 +53,7 @@ SHOWN = [
     (
         "SmolLM2-135M, its shipped drafter**, temperature 0, batch 1",
         "SmolLM2-135M",
-        "`specdiff`, `draft=\"auto\"`",
+        '`specdiff`, `draft="auto"`',
     ),
     ("SmolLM2-135M, its shipped drafter, float32**", "", "the same, in float32"),
     ("SmolLM2-135M in 4 bits, auto over ar**", "SmolLM2-135M, 4 bits", "`auto`"),
