@@ -416,6 +416,89 @@ def test_its_mutants_are_caught(mutant, begun, agreeing, gone_on, drafts, monkey
             check_slots(m)
 
 
+def test_somebody_who_comes_once_rows_are_held_disturbs_nobody(
+    begun, agreeing, held, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, markov_rank=3)
+    m, right = decode(tmp_path, 3)
+    m.generate(LONG, **how(tmp_path))
+    hold = Engine._hold_rounds
+    came = []
+
+    def come(self, *asked):
+        holds = hold(self, *asked)
+        if holds and not came:
+            came.append(self.stop.set())
+        return holds
+
+    monkeypatch.setattr(Engine, "_hold_rounds", come)
+    assert told(m.generate(LONG, raise_errors=True, **how(tmp_path))) == told(right)
+    assert came
+
+
+def test_another_kind_of_rounds_gets_a_program_too(begun, agreeing, held, handed, tmp_path):
+    """Drafts of another length, after a kind that is known; and captures that are forgotten."""
+    make_drafter(tmp_path, markov_rank=3)
+    m, _ = decode(tmp_path, 3)
+    for k in (3, 2):
+        for _ in range(4):
+            handed.clear()
+            held.clear()
+            m.generate(LONG, **how(tmp_path, k=k, max_tokens=60))
+        assert held[0] and handed
+    m.engine.hosts[0].runner.forget_captures()
+    for _ in range(4):
+        handed.clear()
+        m.generate(LONG, **how(tmp_path, k=2, max_tokens=60))
+    assert handed
+
+
+def test_rows_that_were_written_over_are_not_moved_on(begun, agreeing, handed, tmp_path):
+    """Costs are measured for somebody who is then refused, between two waves."""
+    make_drafter(tmp_path, markov_rank=3)
+    m = stepped(load(4))
+    for _ in range(4):
+        right = m.generate(LONG, **how(tmp_path, max_tokens=60))
+    jobs = [m.submit(text, **how(tmp_path, max_tokens=60)) for text in LONG]
+    while m.engine._going_on is None:
+        m.engine.step()
+    refused = m.submit(LONG[0], **how(tmp_path))
+    m.engine.queue[-1].asks_costs = True
+    m.engine.queue[-1].start = lambda: 1 / 0
+    m.engine.run()
+    assert [job.results()[0].token_ids for job in jobs] == [r.token_ids for r in right]
+    assert all(host.runner.capture_enabled for host in m.engine.hosts)
+    assert refused.results()[0].finish_reason == "error"
+
+
+@pytest.mark.parametrize("lanes,k", [(3, 3), (3, 4), (2, 2)])
+def test_an_interrupt_while_rounds_arrive_is_made_good(
+    lanes, k, begun, agreeing, handed, monkeypatch, tmp_path
+):
+    make_drafter(tmp_path, markov_rank=3)
+    m = stepped(load(lanes))
+    for _ in range(4):
+        right = m.generate(LONG[:lanes], **how(tmp_path, k=k, max_tokens=50))
+    hand_over = LookRounds.hand_over
+    interrupted = []
+
+    def interrupt(self, *asked):
+        if not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        hand_over(self, *asked)
+
+    monkeypatch.setattr(LookRounds, "hand_over", interrupt)
+    jobs = [m.submit(text, **how(tmp_path, k=k, max_tokens=50)) for text in LONG[:lanes]]
+    with pytest.raises(KeyboardInterrupt):
+        m.engine.run()
+    m.engine.run()
+    went = [job.results()[0] for job in jobs]
+    assert [r.token_ids for r in went] == [r.token_ids for r in right]
+    for result, usual in zip(went, right):  # drafts are as good as before
+        assert result.stats.forwards <= usual.stats.forwards + 2
+
+
 BROKEN = (  # on purpose
     test_an_error_while_rounds_are_queued_changes_no_text,
     test_a_program_that_is_off_is_not_used,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from typing import Any, cast
@@ -400,6 +400,10 @@ class Engine:
             self._fail(one, error)
         except BaseException:  # interrupted in the midst of a decision, which cannot be made again
             self._fail(one, Interrupted())
+            for other in self.running:  # they will ask again
+                other.seq.rounds = []
+                other.seq.more_rounds = False
+            self._forget_ahead()
             raise
         else:
             if one.seq.known != known:
@@ -539,36 +543,55 @@ class Engine:
             self._try_to_prefetch(served, applied[0][1], in_step)
         rounds = self._go_on_ahead()
         began = time.perf_counter()
-        for members, one in applied:
-            for i, outcome in zip(members, one.outcomes(), strict=True):
-                answers[i] = outcome or NoOutcome(served[i].seq)
-        self.watch.arrived()
-        self.clock.waits += time.perf_counter() - began
-        self._look_ahead(served, answers)
-        if self._prefetched is not None:
-            self._prefetched.learn(answers)
+        with self._dropped_on_error(rounds):
+            for members, one in applied:
+                for i, outcome in zip(members, one.outcomes(), strict=True):
+                    answers[i] = outcome or NoOutcome(served[i].seq)
+            self.watch.arrived()
+            self.clock.waits += time.perf_counter() - began
+            self._look_ahead(served, answers)
+            if self._prefetched is not None:
+                self._prefetched.learn(answers)
         if rounds is not None:
             self._take_rounds(rounds, partial(rounds.hand_over, answers))
         self.clock.rules += time.perf_counter() - began
+
+    @contextmanager
+    def _dropped_on_error(self, rounds: LookRounds | None) -> Iterator[None]:
+        """Rounds that were queued are of no use if they cannot be handed over, as when the host is
+        interrupted: the device has gone on from what will be asked again."""
+        try:
+            yield
+        except BaseException:
+            if rounds is not None:
+                rounds.drop()
+                self._forget_ahead()
+            raise
 
     def _go_on_ahead(self) -> LookRounds | None:
         """Queue rounds behind the verdicts that are on their way, where the device can go on by
         itself and nobody waits for the step to end."""
         look = self._prefetched
-        if not isinstance(look, LookPrefetch) or self._somebody_comes:
+        if not isinstance(look, LookPrefetch):
             return None
+        rounds = None
         try:
-            rounds = LookRounds.guess(look, first_ends=bool(self.queue))
-            if rounds is not None and rounds.queue(self.rules, self._rounds, self._count_further):
-                self._queue_next_rounds(rounds, rounds.running)
-                self.watch.unusual()
-                return rounds
+            if look.logits_RV is None or not self._somebody_comes:
+                rounds = self._queue_rounds(look)
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
             self._forget_ahead()
-        if look.logits_RV is None:  # it was held for them, and not begun
+        if rounds is None and look.logits_RV is None:  # it was held for them, and not begun
             self._forget_ahead()
-        return None
+        return rounds
+
+    def _queue_rounds(self, look: LookPrefetch) -> LookRounds | None:
+        rounds = LookRounds.guess(look, first_ends=bool(self.queue))
+        if rounds is None or not rounds.queue(self.rules, self._rounds, self._count_further):
+            return None
+        self._queue_next_rounds(rounds, rounds.running)
+        self.watch.unusual()
+        return rounds
 
     @property
     def _somebody_comes(self) -> bool:
@@ -583,10 +606,11 @@ class Engine:
         """Give methods what has arrived. What was drawn stays drawn, whatever becomes of rounds
         behind it."""
         try:
-            hand_over()
+            with self._dropped_on_error(rounds):
+                hand_over()
         except Exception as error:
             log.warning("rounds that were begun ahead failed: %r", error)
-            rounds.drop()
+            return
         if rounds.goes_on:
             self._going_on = rounds
         elif rounds.is_of_use:
@@ -683,7 +707,8 @@ class Engine:
         """Have rounds of what was foreseen begin with a program for them, if there is one."""
         if self._somebody_comes:
             return False
-        return LookRounds.hold(look, applied, self.hosts[0], self._rounds)
+        first_ends = bool(self.queue)
+        return LookRounds.hold(look, applied, self.hosts[0], self._rounds, first_ends)
 
     def _draw_ahead(self, look: LookPrefetch) -> None:
         """Queue what will be drawn from blocks behind them, and the forward about it behind

@@ -352,6 +352,7 @@ class ForwardRunner(Generic[SlotStorage]):
         found = None if size is None else self._find(size)
         if size is None or found is None:
             return False
+        self.captured.move_to_end(found)
         captured = self.captured[found]
         with current_device(batch.device):
             captured.fixed.fill(batch, tiles)

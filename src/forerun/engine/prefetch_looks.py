@@ -116,7 +116,6 @@ class MovesOn(PrefetchAroundDraft):
         if not self.host.runner.hold(batch):
             return False
         self.replayed = self.host.runner.replayed
-        self.begin()
         return True
 
 

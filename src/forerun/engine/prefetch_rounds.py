@@ -192,31 +192,41 @@ class LookRounds:
 
     @classmethod
     def hold(
-        cls, look: LookPrefetch, applied: Source, target: Host, programs: RoundPrograms
+        cls,
+        look: LookPrefetch,
+        applied: Source,
+        target: Host,
+        programs: RoundPrograms,
+        first_ends: bool,
     ) -> bool:
         """Where a program for such rounds was run before, have rows ready for it behind the first
         verdict of these, which is on its way: then nothing needs to be begun beside it."""
         drawn = DrawnAhead.guess(look)
-        if drawn is None or not all(map(is_certain, look.running)):
+        if drawn is None or look.before is not None or not all(map(is_certain, look.running)):
             return False
-        if look.before is not None or not programs.are_ready(drawn.rule, len(look.running)):
+        if not programs.may_have(drawn.rule, len(look.running), look.drafted):
             return False
-        if not min(map(repeats_of, look.running)) or not look.hold(applied):
+        if not look.hold(applied):
             return False
         judging = JudgeDrawn.after(look, drawn, target)
         if judging is None or not judging.hold():
             return False
         look.drawn = drawn
         drawn.judging = judging
+        rounds = cls.guess(look, first_ends)
+        if rounds is None or not programs.has(rounds):
+            look.drawn = None
+            return False
+        look.begin()
+        judging.begin()
         return True
 
     def queue(self, rules: Rules, programs: RoundPrograms, count: CountForward) -> bool:
         """Queue the first wave, if that can be."""
         assert self.look.verdicts is not None
         if self.drawn.applied is None:
-            program = programs.of(self, self.look.verdicts, may_make=False)
-            wave = self._run(program, self.count) if program is not None else []
-            self._program = program
+            self._program = programs.of(self, self.look.verdicts)
+            wave = [] if self._program is None else self._run(self._program, self.count)
         else:
             wave = self._from_what_began(rules, programs)
         if wave:
@@ -271,9 +281,17 @@ class LookRounds:
             assert self._program is not None
             self._queued(self._run(self._program, length), count)
             self.goes_on = True
-        else:
+        elif self._can_move:
             assert self._verdicts is not None
             self.is_of_use = self._go_further(rules, self._verdicts)
+
+    @property
+    def _can_move(self) -> bool:
+        """Do captures still hold the rows that would move on?"""
+        return all(
+            forward.replayed is not None and forward.replayed.can_move(max(self._ends(forward)))
+            for forward in (self.look, self.judging)
+        )
 
     def _queued(self, wave: list[HostCopy], count: CountForward) -> None:
         self._waves.append(wave)
@@ -530,18 +548,22 @@ class RoundPrograms:
         self._pool: PoolHandle | None = None
         self._works = True
 
-    def are_ready(self, rule: Rule, sequences: int) -> bool:
-        """Is there a program that draws so for so many?"""
-        return any(
-            program.is_checked and (kind.rule, kind.sequences) == (rule, sequences)
+    def may_have(self, rule: Rule, sequences: int, drafted: int) -> bool:
+        """Is there a program like that?"""
+        return self._works and any(
+            program.is_checked and kind[1:] == (rule, sequences, drafted)
             for kind, program in self._programs.items()
         )
 
-    def of(
-        self, rounds: LookRounds, verdicts: Verdicts, may_make: bool = True
-    ) -> RoundProgram | None:
+    def has(self, rounds: LookRounds) -> bool:
+        """Is there a program of these, that was run before?"""
+        kind = self._kind(rounds) if self._works else None
+        program = None if kind is None else self._programs.get(kind)
+        return program is not None and program.is_checked
+
+    def of(self, rounds: LookRounds, verdicts: Verdicts) -> RoundProgram | None:
         """The program of these, if their kind was met often enough; it goes on behind some
-        verdicts. With `may_make` it may be one that was not run yet."""
+        verdicts."""
         kind = self._kind(rounds) if self._works else None
         if kind is None:
             return None
@@ -549,9 +571,7 @@ class RoundPrograms:
             self._programs.move_to_end(kind)
             program = self._programs[kind]
             program.begin(verdicts)
-            return program if may_make or program.is_checked else None
-        if not may_make:
-            return None
+            return program
         if len(self._asked) > MOST_NOTED:
             self._asked.clear()
         self._asked[hash(kind)] += 1
