@@ -87,6 +87,8 @@ def test_products_are_near_what_their_weights_say_and_add_their_bias(make):
     bias = torch.randn(48)
     x_TI = torch.randn(5, 64)
     expected = x_TI @ weight_OI.t() + bias
+    if not products.has_room(make):
+        pytest.skip("its sums overflow on this processor, so it is not taken")
     error = (make(weight_OI, bias)(x_TI) - expected).norm() / expected.norm()
     bits = 4 if make in (products.Int4Product, products.widened_4) else 8
     assert error < (0.15 if bits == 4 else 0.02)
@@ -102,6 +104,17 @@ def test_a_product_that_looks_at_the_rows_beside_it_is_found_out():
         return (x_TI / scale).round() * scale @ weight_OI.t()
 
     assert not products.keeps_bits(by_the_largest_of_all_rows, 64)
+
+
+def test_a_product_whose_sums_overflow_is_not_taken(tmp_path):
+    class Overflowing(products.WidenedProduct):
+        def multiply(self, x_TI):
+            return super().multiply(x_TI).clamp_(max=40.0)
+
+    assert all(map(products.has_room, (products.Int4Product, products.Int8ByNibbles)))
+    assert not products.has_room(Overflowing)
+    kinds = {"overflowing": Overflowing, "nibbles": products.Int8ByNibbles}
+    assert measure.Table(tmp_path).fastest("int8", (256, 256), kinds) == "nibbles"
 
 
 def test_weights_on_a_grid_of_blocks_stay_on_it():
@@ -183,7 +196,8 @@ def test_sequences_side_by_side_give_what_each_gives_alone(quantize, arch, key_h
 @torch.inference_mode()
 def test_a_layer_takes_few_operations_at_one_row(arch):
     """At one row each costs a tenth of a product, so that none may creep in."""
-    backbone = loaded("int4", arch).backbone
+    # four heads that share keys: fewer are filled up on some processors
+    backbone = loaded("int4", arch, num_key_value_heads=1).backbone
     slots = backbone.make_slots(1, 128)
     plan = Plan(causal_rows(TEXT[:20]), [np.array([19])], 20, causal=20)
     backbone.forward(Batch([(0, plan, 0)], 128, CPU), slots)

@@ -177,7 +177,7 @@ def _measure(shape: tuple[int, int], kinds: Mapping[str, Any]) -> dict[str, Time
     for kind, make in kinds.items():
         with contextlib.suppress(Exception):  # an operation that this torch does not have here
             product = make(weight_OI, None)
-            if kind == "widened" or make in FLOATS or products.keeps_bits(product, inputs):
+            if kind == "widened" or make in FLOATS or _is_right(make, product, inputs):
                 made[kind] = product
     times: dict[str, Times] = {kind: {} for kind in made}
     for rows in ROWS:
@@ -231,18 +231,22 @@ def product_for(
     if weight_OI.shape[1] % products.GROUP:
         return "widened", kinds["widened"](weight_OI, bias)
     if weight_OI.numel() < LEAST_WEIGHTS:
-        return _first_that_keeps_bits(weight_OI, bias, kinds)
+        return _first_that_is_right(weight_OI, bias, kinds)
     kind = table.fastest(quantize, (weight_OI.shape[0], weight_OI.shape[1]), kinds)
     return kind, kinds[kind](weight_OI, bias)
 
 
-def _first_that_keeps_bits(
+def _is_right(make: products.MakeProduct, product: Product, inputs: int) -> bool:
+    return products.has_room(make) and products.keeps_bits(product, inputs)
+
+
+def _first_that_is_right(
     weight_OI: Tensor, bias: Tensor | None, kinds: Mapping[str, products.MakeProduct]
 ) -> tuple[str, Product]:
     """A small matrix takes no time, whatever the kind."""
     for kind, make in kinds.items():
         with contextlib.suppress(Exception):  # an operation that this torch does not have here
             product = make(weight_OI, bias)
-            if kind == "widened" or products.keeps_bits(product, weight_OI.shape[1]):
+            if kind == "widened" or _is_right(make, product, weight_OI.shape[1]):
                 return kind, product
     raise NotAble("no product of a quantised matrix runs here: load the model without quantize.")

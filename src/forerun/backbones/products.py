@@ -3,7 +3,8 @@
 A float matrix lies in memory by outputs or by inputs: which is faster depends on the processor. A
 quantised one is 4 or 8 bits per weight, and the row that it meets becomes 8-bit numbers with one
 scale of its own. So what a row gives never depends on the rows beside it, and `keeps_bits` checks
-that it does not: a kind of product that fails is not taken.
+that it does not; `has_room` checks that sums do not overflow. A kind of product that fails is not
+taken.
 
 - `Int4Product`: groups of 32 weights with a scale each, by torch's dynamic 4-bit product.
 - `Int8ByNibbles`: an 8-bit weight as 16 times one nibble plus another, by the same product.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -403,6 +405,14 @@ def keeps_bits(product: Callable[[Tensor], Tensor], inputs: int) -> bool:
     return all(
         torch.equal(product(x_TI[:rows].contiguous()), all_TO[:rows]) for rows in CHECKED_ROWS
     )
+
+
+@cache
+def has_room(make: MakeProduct) -> bool:
+    """Have sums room for the largest products? oneDNN adds pairs of them in 16 bits where a
+    processor has nothing better, as those with AVX2 have not, and cuts off what is more."""
+    product = make(torch.ones(8, 2 * GROUP), None)
+    return torch.allclose(product(torch.ones(4, 2 * GROUP)), torch.tensor(2.0 * GROUP), rtol=0.02)
 
 
 @dataclass(frozen=True)
