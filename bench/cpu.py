@@ -492,9 +492,10 @@ def kind() -> str:
     """Of processor: what its products of few bits are made of decides what pays."""
     name = platform.machine()
     cpu = Path("/proc/cpuinfo")
-    if name != "x86_64" or not cpu.exists() or "avx512_vnni" in cpu.read_text().split():
+    flags = set(cpu.read_text().split()) if cpu.exists() else {"avx512_vnni"}
+    if name != "x86_64" or "avx512_vnni" in flags:
         return name
-    return f"{name}, no VNNI"
+    return f"{name}, no VNNI" if "avx512bw" in flags else f"{name}, AVX2"
 
 
 def machine() -> str:

@@ -42,9 +42,9 @@ inline void fetch(const float* from, int64_t size) {
 
 // Products of a query and a key, as many sums as there are lanes.
 template <int D>
-inline Sixteen products(const float* q, const float* key) {
-    Sixteen all = {};
-    for (int i = 0; i < D; i += 16) all += load<Sixteen>(q + i) * load<Sixteen>(key + i);
+inline Wide products(const float* q, const float* key) {
+    Wide all = {};
+    for (int i = 0; i < D; i += 16) all += load<Wide>(q + i) * load<Wide>(key + i);
     return all;
 }
 
@@ -109,10 +109,10 @@ __attribute__((noinline)) void score(const float* q, const float* keys, int64_t 
 __attribute__((noinline)) float share_out(float* scores, int64_t count) {
     const float most = largest(scores, count);
     for (int64_t s = 0; s < count; ++s) scores[s] = exponential(scores[s] - most);
-    Sixteen mass = {};
+    Wide mass = {};
     int64_t s = 0;
-    for (; s + 16 <= count; s += 16) mass += load<Sixteen>(scores + s);
-    Sixteen rest = {};
+    for (; s + 16 <= count; s += 16) mass += load<Wide>(scores + s);
+    Wide rest = {};
     std::memcpy(&rest, scores + s, (count - s) * sizeof(float));
     return added(in_four(mass + rest));
 }
@@ -135,7 +135,7 @@ struct Seen {
 
 // What queries add up of values: numbers that stay in registers if heads have a size that is known.
 template <int D>
-using Sums = std::conditional_t<(D > 0), Sixteen, Four>[(D ? D : MOST_HEAD) / (D ? 16 : 4)];
+using Sums = std::conditional_t<(D > 0), Lanes, Four>[(D ? D : MOST_HEAD) / (D ? LANES : 4)];
 
 // Add values of some slots to the sums of N queries, whose shares of these begin at `from`.
 template <int D, int N>

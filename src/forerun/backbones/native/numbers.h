@@ -6,6 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace forerun {
 namespace {
@@ -34,20 +39,75 @@ inline float exponential(float x) {
 
 // Some numbers at a time: a compiler makes of them what its processor has.
 typedef float Four __attribute__((vector_size(16)));
+typedef float Eight __attribute__((vector_size(32)));
 typedef float Sixteen __attribute__((vector_size(64)));
 typedef int32_t SixteenWhole __attribute__((vector_size(64)));
 
+// As many as a register has. What no register has many compilers keep in memory.
+#if defined(__AVX512F__)
+using Lanes = Sixteen;
+#elif defined(__AVX2__)
+using Lanes = Eight;
+#else
+using Lanes = Four;
+#endif
+constexpr int64_t LANES = sizeof(Lanes) / sizeof(float);
+
+// Twice as many numbers, for sums.
+template <typename Half>
+struct Pair {
+    Half low, high;
+
+    Pair operator+(const Pair& other) const { return {low + other.low, high + other.high}; }
+    Pair operator*(const Pair& other) const { return {low * other.low, high * other.high}; }
+    Pair& operator+=(const Pair& other) { return *this = *this + other; }
+};
+
+// Sixteen numbers in registers.
+using Wide = std::conditional_t<
+    LANES == 16, Sixteen, std::conditional_t<LANES == 8, Pair<Eight>, Pair<Pair<Four>>>>;
+
+template <typename Some>
+struct Load {
+    static Some from(const float* at) {
+        Some found;
+        std::memcpy(&found, at, sizeof found);
+        return found;
+    }
+};
+
+template <typename Half>
+struct Load<Pair<Half>> {
+    static Pair<Half> from(const float* at) {
+        return {Load<Half>::from(at), Load<Half>::from(at + sizeof(Half) / sizeof(float))};
+    }
+};
+
 template <typename Some>
 inline Some load(const float* from) {
-    Some found;
-    std::memcpy(&found, from, sizeof found);
-    return found;
+    return Load<Some>::from(from);
 }
 
 // Every fourth of them, added up.
+inline Four in_four(const Four& all) { return all; }
+
+inline Four in_four(const Eight& all) {
+#if defined(__AVX2__)
+    return Four(_mm256_castps256_ps128(all)) + Four(_mm256_extractf128_ps(all, 1));
+#else
+    const float* at = reinterpret_cast<const float*>(&all);
+    return load<Four>(at) + load<Four>(at + 4);
+#endif
+}
+
 inline Four in_four(const Sixteen& all) {
     const float* at = reinterpret_cast<const float*>(&all);
-    return (load<Four>(at) + load<Four>(at + 4)) + (load<Four>(at + 8) + load<Four>(at + 12));
+    return in_four(load<Eight>(at)) + in_four(load<Eight>(at + 8));
+}
+
+template <typename Half>
+inline Four in_four(const Pair<Half>& all) {
+    return in_four(all.low) + in_four(all.high);
 }
 
 inline float added(const Four& all) { return (all[0] + all[1]) + (all[2] + all[3]); }
@@ -59,11 +119,11 @@ inline Four added_in_pairs(const Four& a, const Four& b) {
 
 // Of a multiple of four numbers. The last, if they are no sixteen, are as if zeros were behind them.
 inline float dot(const float* a, const float* b, int64_t size) {
-    Sixteen all = {};
+    Wide all = {};
     int64_t i = 0;
-    for (; i + 16 <= size; i += 16) all += load<Sixteen>(a + i) * load<Sixteen>(b + i);
+    for (; i + 16 <= size; i += 16) all += load<Wide>(a + i) * load<Wide>(b + i);
     if (i == size) return added(in_four(all));
-    Sixteen rest_a = {}, rest_b = {};
+    Wide rest_a = {}, rest_b = {};
     std::memcpy(&rest_a, a + i, (size - i) * sizeof(float));
     std::memcpy(&rest_b, b + i, (size - i) * sizeof(float));
     return added(in_four(all + rest_a * rest_b));
@@ -72,13 +132,13 @@ inline float dot(const float* a, const float* b, int64_t size) {
 inline float largest(const float* x, int64_t count) {
     float most = -INFINITY;
     int64_t s = 0;
-    if (count >= 16) {
-        Sixteen all = load<Sixteen>(x);
-        for (s = 16; s + 16 <= count; s += 16) {
-            const Sixteen some = load<Sixteen>(x + s);
+    if (count >= LANES) {
+        Lanes all = load<Lanes>(x);
+        for (s = LANES; s + LANES <= count; s += LANES) {
+            const Lanes some = load<Lanes>(x + s);
             all = some > all ? some : all;
         }
-        for (int i = 0; i < 16; ++i) most = std::max(most, all[i]);
+        for (int i = 0; i < LANES; ++i) most = std::max(most, all[i]);
     }
     for (; s < count; ++s) most = std::max(most, x[s]);
     return most;

@@ -13,6 +13,14 @@
 #include <immintrin.h>
 #endif
 
+// Have something in a register from here on. Some compilers would add up products only once they have made
+// all of them, and load weights again for every row.
+#if defined(__AVX512F__)
+#define MADE_HERE(it) asm("" : "+v"(it))
+#else
+#define MADE_HERE(it) asm("" : "+x"(it))
+#endif
+
 namespace forerun {
 namespace {
 
@@ -112,10 +120,15 @@ struct Weights {
 #if defined(__AVX512VNNI__)
         return _mm512_dpbusd_epi32(sum, w, some);
 #else
-        if constexpr (BITS == 4) return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, some));
-        some = _mm512_mask_sub_epi8(some, negative, _mm512_setzero_si512(), some);
-        const __m512i pairs = _mm512_maddubs_epi16(w, some);
-        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+        if constexpr (BITS == 4) {
+            sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, some));
+        } else {
+            some = _mm512_mask_sub_epi8(some, negative, _mm512_setzero_si512(), some);
+            const __m512i pairs = _mm512_maddubs_epi16(w, some);
+            sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+        }
+        MADE_HERE(sum);
+        return sum;
 #endif
     }
 
@@ -187,6 +200,24 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
+// Products of eight outputs' weights, four inputs of each, with four codes of a row, added to sums of
+// whole numbers: of 16 bits where all sixteen of a group, of 4 bits by 8, have room in them, else of 32.
+template <int BITS>
+inline __m256i add_products(__m256i sum, __m256i w, const int8_t* codes) {
+    int32_t four;
+    std::memcpy(&four, codes, 4);
+    const __m256i some = _mm256_set1_epi32(four);
+    if constexpr (BITS == 4) {
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, some));
+    } else {
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(some, w));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    MADE_HERE(sum);
+    return sum;
+}
+
+// Sums of a group, 8 outputs at a time, in registers for all rows at once.
 template <int BITS, int R>
 inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t row, float* y) {
     __m256 total[R];
@@ -194,45 +225,46 @@ inline void meet(const uint8_t* block, int64_t groups, const Inputs& x, int64_t 
     const int8_t* codes = x.codes + row * groups * GROUP;
     const float* scales = x.scales + row * groups;
     [[maybe_unused]] const float* sums = x.sums + row * groups;
-    const __m256i ones = _mm256_set1_epi16(1);
     const auto eight_bfloat16 = [](const uint8_t* from) {
         const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
     };
     for (int64_t g = 0; g < groups; ++g, block += block_bytes(BITS)) {
         const __m256i* lines = reinterpret_cast<const __m256i*>(block);
-        __m256i w[8];
-        if constexpr (BITS == 4) {
-            const __m256i low = _mm256_set1_epi8(15);
-            for (int j = 0; j < 4; ++j) {
-                const __m256i pair = _mm256_loadu_si256(lines + j);
-                w[j] = _mm256_and_si256(pair, low);
-                w[4 + j] = _mm256_and_si256(_mm256_srli_epi16(pair, 4), low);
+        for (int64_t line = 0; line < block_bytes(BITS); line += 64)
+            __builtin_prefetch(block + BLOCK_AHEAD + line);
+        __m256i whole[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) whole[r] = _mm256_setzero_si256();
+        const auto add = [&](__m256i w, int64_t at) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                whole[r] = add_products<BITS>(whole[r], w, codes + (g * R + r) * GROUP + at);
+        };
+#pragma GCC unroll 8
+        for (int j = 0; j < BITS; ++j) {
+            const __m256i line = _mm256_loadu_si256(lines + j);
+            if constexpr (BITS == 4) {
+                const __m256i low = _mm256_set1_epi8(15);
+                add(_mm256_and_si256(line, low), 4 * j);
+                add(_mm256_and_si256(_mm256_srli_epi16(line, 4), low), 16 + 4 * j);
+            } else {
+                add(line, 4 * j);
             }
-        } else {
-            for (int j = 0; j < 8; ++j) w[j] = _mm256_loadu_si256(lines + j);
         }
         const __m256 scale = eight_bfloat16(block + 4 * BITS * SIDE);
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            __m256i sum = _mm256_setzero_si256();
-            for (int j = 0; j < 8; ++j) {
-                int32_t four;
-                std::memcpy(&four, codes + (g * R + r) * GROUP + 4 * j, 4);
-                const __m256i some = _mm256_set1_epi32(four);
-                if constexpr (BITS == 4) {  // all sixteen products have room in 16 bits
-                    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[j], some));
-                } else {  // two have
-                    const __m256i signs = _mm256_sign_epi8(some, w[j]);
-                    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), signs);
-                    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-                }
-            }
-            if constexpr (BITS == 4) sum = _mm256_madd_epi16(sum, ones);
-            const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(scales[g * R + r]));
-            total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), by, total[r]);
             if constexpr (BITS == 4)
-                total[r] = _mm256_fmadd_ps(eight_bfloat16(block + 18 * SIDE),
-                                           _mm256_set1_ps(sums[g * R + r]), total[r]);
+                whole[r] = _mm256_madd_epi16(whole[r], _mm256_set1_epi16(1));
+            const __m256 by = _mm256_mul_ps(scale, _mm256_set1_ps(scales[g * R + r]));
+            total[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole[r]), by, total[r]);
+        }
+        if constexpr (BITS == 4) {
+            const __m256 offset = eight_bfloat16(block + 18 * SIDE);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+                total[r] = _mm256_fmadd_ps(offset, _mm256_set1_ps(sums[g * R + r]), total[r]);
         }
     }
     for (int r = 0; r < R; ++r) _mm256_storeu_ps(y + r * SIDE, total[r]);
@@ -319,7 +351,10 @@ inline void meet_strip(const float* strip, int64_t inputs, const float* x, float
     __m256 total[R][2];
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_ps();
     for (int64_t i = 0; i < inputs; ++i, strip += STRIP) {
-        const __m256 low = _mm256_loadu_ps(strip), high = _mm256_loadu_ps(strip + 8);
+        __builtin_prefetch(strip + STRIP_AHEAD * STRIP);
+        __m256 low = _mm256_loadu_ps(strip), high = _mm256_loadu_ps(strip + 8);
+        MADE_HERE(low);
+        MADE_HERE(high);
         for (int r = 0; r < R; ++r) {
             const __m256 some = _mm256_set1_ps(x[r * inputs + i]);
             total[r][0] = _mm256_fmadd_ps(low, some, total[r][0]);
