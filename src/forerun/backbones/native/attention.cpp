@@ -9,7 +9,8 @@
 #if defined(__clang__)
 #define CHOSEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define CHOSEN(a, b, ...) __builtin_shuffle(a, b, SixteenWhole{__VA_ARGS__})
+typedef int32_t SixteenPlaces __attribute__((vector_size(64)));
+#define CHOSEN(a, b, ...) __builtin_shuffle(a, b, SixteenPlaces{__VA_ARGS__})
 #endif
 
 namespace forerun {

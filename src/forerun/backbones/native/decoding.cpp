@@ -66,14 +66,14 @@ struct Rounds {
 
 // The largest of some numbers, as `largest` says; NAN if one is none.
 inline float largest_or_none(const float* x, int64_t count) {
-    SixteenWhole nones = {};
+    decltype(Lanes{} != Lanes{}) nones = {};
     int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        const Sixteen some = load<Sixteen>(x + i);
+    for (; i + LANES <= count; i += LANES) {
+        const Lanes some = load<Lanes>(x + i);
         nones |= some != some;
     }
     int32_t none = 0;
-    for (int k = 0; k < 16; ++k) none |= nones[k];
+    for (int k = 0; k < LANES; ++k) none |= nones[k];
     for (; i < count; ++i) none |= x[i] != x[i];
     return none ? NAN : largest(x, count);
 }

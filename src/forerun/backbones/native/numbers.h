@@ -8,10 +8,6 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 namespace forerun {
 namespace {
 
@@ -41,7 +37,6 @@ inline float exponential(float x) {
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
 typedef float Sixteen __attribute__((vector_size(64)));
-typedef int32_t SixteenWhole __attribute__((vector_size(64)));
 
 // As many as a register has. What no register has many compilers keep in memory.
 #if defined(__AVX512F__)
@@ -92,12 +87,8 @@ inline Some load(const float* from) {
 inline Four in_four(const Four& all) { return all; }
 
 inline Four in_four(const Eight& all) {
-#if defined(__AVX2__)
-    return Four(_mm256_castps256_ps128(all)) + Four(_mm256_extractf128_ps(all, 1));
-#else
     const float* at = reinterpret_cast<const float*>(&all);
     return load<Four>(at) + load<Four>(at + 4);
-#endif
 }
 
 inline Four in_four(const Sixteen& all) {

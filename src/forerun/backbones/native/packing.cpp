@@ -34,57 +34,66 @@ float rounded(float x) {
     return x;
 }
 
-// The nearest whole numbers within some bounds.
-Sixteen nearest(const Sixteen& x, float low, float high) {
-    const Sixteen found = (x + WHOLE) - WHOLE;
-    const Sixteen above = found < low ? Sixteen{} + low : found;
-    return above > high ? Sixteen{} + high : above;
+// The nearest whole number within some bounds.
+inline float nearest(float x, float low, float high) {
+    const float found = (x + WHOLE) - WHOLE;
+    const float above = found < low ? low : found;
+    return above > high ? high : above;
 }
 
-typedef uint8_t SixteenBytes __attribute__((vector_size(16)));
+// What follows goes through a group in halves, each a loop that a compiler turns into few instructions.
+constexpr int HALF = GROUP / 2;
 
-SixteenWhole as_whole(const Sixteen& x) { return __builtin_convertvector(x, SixteenWhole); }
+inline float smallest(float* of_half) {
+    for (int count = HALF / 2; count; count /= 2)
+        for (int i = 0; i < count; ++i) of_half[i] = std::min(of_half[i], of_half[i + count]);
+    return of_half[0];
+}
 
-void keep_bytes(const SixteenWhole& x, uint8_t* to) {
-    const SixteenBytes bytes = __builtin_convertvector(x, SixteenBytes);
-    std::memcpy(to, &bytes, sizeof bytes);
+inline float lowest(const float* w) {
+    float least[HALF];
+    for (int i = 0; i < HALF; ++i) least[i] = std::min(w[i], w[HALF + i]);
+    return smallest(least);
+}
+
+inline float highest(const float* w) {
+    float least[HALF];
+    for (int i = 0; i < HALF; ++i) least[i] = -std::max(w[i], w[HALF + i]);
+    return -smallest(least);
 }
 
 // Zero; where a weight of a group is no number, or infinite, no number either.
-float nothing(const Sixteen* w) { return added(in_four(w[0] * 0 + w[1] * 0)); }
-
-float smallest(const Sixteen& all) {
-    const float* at = reinterpret_cast<const float*>(&all);
-    const Four a = load<Four>(at), b = load<Four>(at + 4);
-    const Four c = load<Four>(at + 8), d = load<Four>(at + 12);
-    const Four ab = a < b ? a : b, cd = c < d ? c : d, least = ab < cd ? ab : cd;
-    return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+inline float nothing(const float* w) {
+    float none[HALF];
+    for (int i = 0; i < HALF; ++i) none[i] = w[i] * 0 + w[HALF + i] * 0;
+    return added(in_four(load<Wide>(none)));
 }
 
 // The weights of a group as 16 values, a step apart, from the lowest on.
 struct Grid {
     float step, middle, error;
-    Sixteen codes[2];
+    float codes[GROUP];
 
-    Grid(const Sixteen* w, float apart, float lowest) {
+    Grid(const float* w, float apart, float low) {
         step = rounded(apart);
         if (step == 0) step = 1;
-        middle = lowest + 8 * step;
-        Sixteen squares = {};
-        for (int half = 0; half < 2; ++half) {
-            codes[half] = nearest((w[half] - lowest) * (1 / step), 0, 15);
-            const Sixteen off = middle + (codes[half] - 8) * step - w[half];
-            squares += off * off;
-        }
-        error = added(in_four(squares));
+        middle = low + 8 * step;
+        const float back = 1 / step;
+        float squares[HALF] = {};
+        for (int i = 0; i < GROUP; ++i) codes[i] = nearest((w[i] - low) * back, 0, 15);
+        for (int half = 0; half < GROUP; half += HALF)
+            for (int i = 0; i < HALF; ++i) {
+                const float off = middle + (codes[half + i] - 8) * step - w[half + i];
+                squares[i] += off * off;
+            }
+        error = added(in_four(load<Wide>(squares)));
     }
 };
 
 // From the lowest weight to the highest, as files of the kinds Q4_1 and Q4_K have them, or from the
 // largest to the other side, as those of the kind Q4_0.
-Grid nearer_grid(const Sixteen* w) {
-    const float low = smallest(w[0] < w[1] ? w[0] : w[1]);
-    const float high = -smallest(w[0] > w[1] ? -w[0] : -w[1]);
+inline Grid nearer_grid(const float* w) {
+    const float low = lowest(w), high = highest(w);
     const Grid whole(w, (high - low) / 15, low);
     const float largest = high > -low ? high : low;
     const Grid around(w, largest / -8, largest);
@@ -93,25 +102,24 @@ Grid nearer_grid(const Sixteen* w) {
 
 // One output of a block: codes, four inputs of each output at a time; then the scale, and in 4 bits
 // what a code of 0 stands for.
-void pack_4(const float* weights, int output, uint8_t* block) {
-    const Sixteen w[2] = {load<Sixteen>(weights), load<Sixteen>(weights + 16)};
+void pack_4(const float* w, int output, uint8_t* block) {
     const Grid grid = nearer_grid(w);
-    uint8_t codes[16];
-    keep_bytes(as_whole(grid.codes[0]) | as_whole(grid.codes[1]) << 4, codes);
+    uint8_t codes[HALF];
+    for (int i = 0; i < HALF; ++i) {
+        const int low = static_cast<int>(grid.codes[i]), high = static_cast<int>(grid.codes[HALF + i]);
+        codes[i] = static_cast<uint8_t>(low | high << 4);
+    }
     for (int j = 0; j < 4; ++j) std::memcpy(block + 4 * (j * SIDE + output), codes + 4 * j, 4);
     keep_bfloat16(grid.step + nothing(w), block + 16 * SIDE + 2 * output);
     keep_bfloat16(grid.middle - 8 * grid.step, block + 18 * SIDE + 2 * output);
 }
 
-void pack_8(const float* weights, int output, uint8_t* block) {
-    const Sixteen w[2] = {load<Sixteen>(weights), load<Sixteen>(weights + 16)};
-    const Sixteen against[2] = {w[0] > 0 ? -w[0] : w[0], w[1] > 0 ? -w[1] : w[1]};
-    const float most = -smallest(against[0] < against[1] ? against[0] : against[1]);
-    const float scale = rounded(most == 0 ? 1 : most / 127);
-    uint8_t codes[GROUP];
-    for (int half = 0; half < 2; ++half) {
-        keep_bytes(as_whole(nearest(w[half] * (1 / scale), -127, 127)), codes + 16 * half);
-    }
+void pack_8(const float* w, int output, uint8_t* block) {
+    const float most = std::max(-lowest(w), highest(w));
+    const float scale = rounded(most == 0 ? 1 : most / 127), back = 1 / scale;
+    int8_t codes[GROUP];
+    for (int i = 0; i < GROUP; ++i)
+        codes[i] = static_cast<int8_t>(static_cast<int>(nearest(w[i] * back, -127, 127)));
     for (int j = 0; j < 8; ++j) std::memcpy(block + 4 * (j * SIDE + output), codes + 4 * j, 4);
     keep_bfloat16(scale + nothing(w), block + 32 * SIDE + 2 * output);
 }
