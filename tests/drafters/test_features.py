@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import forerun
+from forerun.backbones import native
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
 from forerun.checkpoints import drafters, tiny
 from forerun.checkpoints.resolve import has_smollm
@@ -94,6 +95,57 @@ KINDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def in_cpp(folder, monkeypatch):
+    """Drafters run in one call of C++."""
+    monkeypatch.setenv("FORERUN_CACHE", str(folder))
+    native.compiled_in.cache_clear()
+    if native.library() is None or not native.runs_floats(torch.float32):
+        pytest.skip(native.compiled().words)
+    yield
+    native.compiled_in.cache_clear()
+
+
+@pytest.mark.parametrize("changes", KINDS)
+@pytest.mark.usefixtures("in_cpp")
+def test_drafts_in_cpp_have_the_laws_of_the_network(tmp_path, monkeypatch, changes):
+    test_drafts_have_the_laws_of_the_network(tmp_path, monkeypatch, changes, None)
+
+
+@pytest.mark.usefixtures("in_cpp")
+def test_in_cpp_a_draft_has_the_same_bits_in_any_company(tmp_path, monkeypatch):
+    make_drafter(tmp_path, markov_rank=3)
+    drafted = {}
+    propose = FeaturesDrafter.propose
+
+    async def noted(self, seq, k):
+        draft = await propose(self, seq, k)
+        if draft.tokens:
+            laws = drafted.setdefault((tuple(seq.text.tolist()), len(draft)), [])
+            laws.append(torch.as_tensor(draft.q).clone())
+        return draft
+
+    monkeypatch.setattr(FeaturesDrafter, "propose", noted)
+    options = dict(draft=str(tmp_path), k=3, temperature=1.0, seed=4, ignore_eos=True)
+    options |= dict(raise_errors=True)
+    together = forerun.load("tiny", lanes=3, max_context=64)
+    together.generate(PROMPTS, method="specdiff", max_tokens=12, **options)
+    alone = forerun.load("tiny", lanes=1, max_context=64)
+    assert alone.engine is not together.engine
+    for number, prompt in enumerate(PROMPTS):
+        alone.generate(prompt, method="specdiff", max_tokens=12, **options | dict(seed=4 + number))
+    for model in (alone, together):
+        assert model.engine.hosts[-1].backbone.drafts_in_cpp
+    twice = [laws for laws in drafted.values() if len(laws) > 1]
+    assert len(twice) > 3
+    assert all(torch.equal(laws[0], other) for laws in twice for other in laws[1:])
+
+
 @pytest.mark.parametrize(
     "changes,graphs", [*((kind, False) for kind in KINDS), ({"markov_rank": 3}, True)]
 )
@@ -117,7 +169,8 @@ def test_drafts_have_the_laws_of_the_network(tmp_path, monkeypatch, changes, gra
     model.generate(prompts, method="ar", max_tokens=3, ignore_eos=True)  # slots without features
     for temperature in (1.0,) if graphs else (0.0, 1.0):
         options = dict(draft=str(tmp_path), k=3, temperature=temperature, seed=4, ignore_eos=True)
-        model.generate(prompts, method="specdiff", max_tokens=9 if graphs else 12, **options)
+        length = 9 if graphs else 12
+        model.generate(prompts, method="specdiff", max_tokens=length, raise_errors=True, **options)
         assert len(drafted) > 1
         for text, tokens, q, _ in drafted:
             expected = laws_of_network(drafter, network, text, tokens, temperature)

@@ -18,26 +18,45 @@ from torch import Tensor
 
 from forerun.backbones.attention import LayerAttention, attend
 from forerun.backbones.dflash import DraftLayer, FeatureDrafter, Rotation
-from forerun.backbones.lean import LeanBackbone, quantised_product
-from forerun.backbones.native import native_product
-from forerun.backbones.products import Matrix, joined, times
+from forerun.backbones.lean import LeanBackbone, in_pairs, quantised_product
+from forerun.backbones.native import (
+    NativeForward,
+    NativeLayer,
+    NativeProduct,
+    NativeShape,
+    native_product,
+    runs_floats,
+)
+from forerun.backbones.native.looking import NativeDrafter
+from forerun.backbones.products import GROUP, Matrix, joined, times
 from forerun.backbones.threads import ThreadChoice
 from forerun.engine.backbone import SlottedBackbone
-from forerun.engine.cache import Slots
+from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
+from forerun.engine.pages import PageShape
 from forerun.errors import BadCheckpoint
 
 
-def take_matrix(target: LeanBackbone, weights: Sequence[Tensor]) -> Matrix:
-    """Matrices that are multiplied by the same rows, as one, in the kind of product that is fastest
-    where the target runs. Beside a target in few bits on a CPU a drafter has 8: a block's rows
-    share each weight, and a draft need not be as precise."""
-    joined_OI = joined([weight.detach() for weight in weights])
-    if target.capturable:  # by kernels, which take tensors
-        return joined_OI.t()
-    if target.quantize:
-        return quantised_product(joined_OI, None, "int8")[1]
-    return native_product(joined_OI, None, None) or joined_OI.t()
+class Taker(NamedTuple):
+    """Takes matrices over in the kind of product that is fastest where the target runs. Beside a
+    target in few bits on a CPU a drafter has 8: a block's rows share each weight, and a draft need
+    not be as precise."""
+
+    target: LeanBackbone
+    paired: int | None = None  # interleave the halves of query and key heads of so many numbers
+
+    def matrix(self, weights: Sequence[Tensor]) -> Matrix:
+        """Matrices that are multiplied by the same rows, as one."""
+        joined_OI = joined([weight.detach() for weight in weights])
+        if self.target.capturable:  # by kernels, which take tensors
+            return joined_OI.t()
+        if self.target.quantize:
+            return quantised_product(joined_OI, None, "int8")[1]
+        return native_product(joined_OI, None, None) or joined_OI.t()
+
+    def heads(self, weight: Tensor) -> Tensor:
+        """Of queries or keys, or their norm."""
+        return in_pairs(weight.detach(), self.paired)
 
 
 class FewTokens:
@@ -46,12 +65,13 @@ class FewTokens:
     def __init__(self, target: LeanBackbone, tokens_N: Tensor):
         self.target = target
         self.tokens_N = tokens_N
+        take = Taker(target)
         # A packed head has no columns that could be taken; an embedding that is the head does.
         self.head: Matrix | None = None
         if isinstance(target.head, Tensor):
-            self.head = take_matrix(target, [target.head.t()[tokens_N]])
+            self.head = take.matrix([target.head.t()[tokens_N]])
         elif target.tied:
-            self.head = take_matrix(target, [target.embed[tokens_N]])
+            self.head = take.matrix([target.embed[tokens_N]])
 
     def unembed(self, x_RE: Tensor) -> Tensor:
         if self.head is None:
@@ -75,20 +95,22 @@ class TakenLayer(NamedTuple):
     norm_mlp: Tensor
     gate_up: Matrix
     down: Matrix
+    kv: Matrix | None = None  # keys and values alone, for rows of context
 
     @classmethod
-    def of(cls, layer: DraftLayer, target: LeanBackbone) -> TakenLayer:
+    def of(cls, layer: DraftLayer, take: Taker) -> TakenLayer:
         attn, mlp = layer.self_attn, layer.mlp
-        take = partial(take_matrix, target)
+        kv = [take.heads(attn.k_proj.weight), attn.v_proj.weight]
         return cls(
             norm_attn=layer.input_layernorm.weight.detach(),
-            qkv=take([attn.q_proj.weight, attn.k_proj.weight, attn.v_proj.weight]),
-            q_norm=attn.q_norm.weight.detach(),
-            k_norm=attn.k_norm.weight.detach(),
-            out=take([attn.o_proj.weight]),
+            qkv=take.matrix([take.heads(attn.q_proj.weight), *kv]),
+            q_norm=take.heads(attn.q_norm.weight),
+            k_norm=take.heads(attn.k_norm.weight),
+            out=take.matrix([attn.o_proj.weight]),
             norm_mlp=layer.post_attention_layernorm.weight.detach(),
-            gate_up=take([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=take([mlp.down_proj.weight]),
+            gate_up=take.matrix([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=take.matrix([mlp.down_proj.weight]),
+            kv=None if take.paired is None else take.matrix(kv),
         )
 
 
@@ -124,19 +146,78 @@ class FeatureBackbone(SlottedBackbone):
         self.source: Slots | None = None
         # Its products are small: waiting for each other may take threads longer than multiplying.
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
-        self._stack = [TakenLayer.of(layer, target) for layer in drafter.stack]
-        self._fusing = take_matrix(target, [drafter.fc.weight])
-        for weight in (*drafter.layers.parameters(), drafter.fc.weight):
-            weight.data = weight.new_empty(0)  # taken over
         tokens = drafter.drafted_tokens
         self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
+        take = Taker(target, self.head_dim if self._runs_natively else None)
+        self._stack = [TakenLayer.of(layer, take) for layer in drafter.stack]
+        self._fusing = take.matrix([drafter.fc.weight])
+        for weight in (*drafter.layers.parameters(), drafter.fc.weight):
+            weight.data = weight.new_empty(0)  # taken over
+        self._native = self._made_native() if self._runs_natively else None
+
+    @property
+    def drafts_in_cpp(self) -> bool:
+        return self._native is not None
+
+    @property
+    def _runs_natively(self) -> bool:
+        """Can all of it be C++?"""
+        shape, head = self.drafter.shape, self._head
+        inputs = (shape.hidden, shape.inner, shape.heads * shape.head_dim)
+        here = self.device.type == "cpu" and runs_floats(self.dtype)
+        fits = all(size % GROUP == 0 for size in inputs) and self._native_shape.fits
+        return here and fits and isinstance(head, NativeProduct)
+
+    @property
+    def _native_shape(self) -> NativeShape:
+        return NativeShape(self.heads, self.key_heads, self.head_dim, self.drafter.shape.eps)
+
+    @property
+    def _head(self) -> Matrix | None:
+        """What the last rows are multiplied by."""
+        return self.target.head if self._few is None else self._few.head
+
+    def _made_native(self) -> NativeDrafter:
+        """The same weights as C++ takes them."""
+        layers: list[Any] = [
+            NativeLayer(*(getattr(layer, name) for name in NativeLayer._fields))
+            for layer in self._stack
+        ]
+        shape = self.drafter.shape
+        positions = torch.arange(self.context + shape.block)
+        turns = Rotation.of(positions, shape, torch.float32)
+        half = self.head_dim // 2
+        turns_CD = torch.complex(turns.cos[:, 0, :half], turns.sin[:, 0, half:])
+        head: Any = self._head
+        ends = (self.target.embed, self.drafter.norm.weight.detach(), head)
+        forward = NativeForward(layers, ends, turns_CD.contiguous(), self._native_shape)
+        fusing: Any = self._fusing
+        kept: list[Any] = [layer.kv for layer in self._stack]
+        of_states: Any = self.drafter.fc_norms
+        norms = None if of_states is None else torch.cat([norm.weight for norm in of_states])
+        of_fused = self.drafter.hidden_norm.weight.detach()
+        return NativeDrafter(
+            forward, fusing, kept, (of_fused, norms), self.drafter.shape.target_layers
+        )
+
+    def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
+        heads = (self.key_heads, self.head_dim)
+        joined = self._native is not None
+        shape = SlotShape(self.layers, lanes, context, *heads, pages=pages, joined=joined)
+        return Slots(shape, self.dtype, self.device)
 
     def forward(self, batch: Batch, slots: Slots) -> Tensor:
         if batch.tiles is not None:
             return self._forward_by_kernels(batch, batch.tiles, slots)
         if self._threads is None:
             return self._forward_plain(batch, slots)
-        return self._threads.run(len(batch.slots), partial(self._forward_plain, batch, slots))
+        run = self._forward_plain if self._native is None else self._forward_natively
+        return self._threads.run(len(batch.slots), partial(run, batch, slots))
+
+    def _forward_natively(self, batch: Batch, slots: Slots) -> Tensor:
+        assert self._native is not None and self.source is not None
+        logits_RN = self._native(batch, slots, self.source, self.vocab)
+        return logits_RN if self._few is None else self._few.spread(logits_RN)
 
     def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         is_context_T = batch.tokens_T >= self.vocab

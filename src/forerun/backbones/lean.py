@@ -492,8 +492,8 @@ def _take_layer(layer: nn.Module, take: _Taker, paired: int | None = None) -> La
     return Layer(
         norm_attn=norm_attn.weight.detach(),
         norm_mlp=norm_mlp.weight.detach(),
-        q_norm=_turned(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
-        k_norm=_turned(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
+        q_norm=in_pairs(attn.q_norm.weight.detach(), paired) if hasattr(attn, "q_norm") else None,
+        k_norm=in_pairs(attn.k_norm.weight.detach(), paired) if hasattr(attn, "k_norm") else None,
         **matrices,
     )
 
@@ -525,7 +525,8 @@ def _paired(weight: Given, size: int | None) -> Given:
     return weight.by_outputs(partial(_interleaved, size=size))
 
 
-def _turned(weight: Tensor, size: int | None) -> Tensor:
+def in_pairs(weight: Tensor, size: int | None) -> Tensor:
+    """As `_paired`, of a tensor."""
     return weight if size is None else _interleaved(weight, size)
 
 

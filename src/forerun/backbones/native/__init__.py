@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from ctypes import byref, c_int64, c_void_p
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +36,16 @@ from torch import Tensor
 from forerun.backbones import blocks as in_blocks
 from forerun.backbones.blocks import Blocks
 from forerun.backbones.measure import cache_folder, instruction_sets, machine
+from forerun.backbones.native.looking import BlockRows
 from forerun.backbones.native.rounds import Runner, go_on
+from forerun.backbones.native.structures import (
+    LayerFields,
+    MatrixFields,
+    ModelFields,
+    RowsFields,
+    TextsFields,
+    pointer,
+)
 from forerun.backbones.products import (
     GROUP,
     NIBBLE,
@@ -69,48 +78,6 @@ FLOATS = 32  # bits
 IN_FLOATS = 0  # among the kinds of blocks that files number
 log = logging.getLogger("forerun")
 _compiling = threading.Lock()
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = [
-        ("blocks", c_void_p), ("bias", c_void_p),
-        ("outputs", c_int64), ("inputs", c_int64), ("bits", c_int64),
-    ]  # fmt: skip
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        ("norm_attn", c_void_p), ("qkv", _Matrix), ("q_norm", c_void_p), ("k_norm", c_void_p),
-        ("out", _Matrix), ("norm_mlp", c_void_p), ("gate_up", _Matrix), ("down", _Matrix),
-    ]  # fmt: skip
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        ("layers", c_int64), ("heads", c_int64), ("key_heads", c_int64), ("head_dim", c_int64),
-        ("hidden", c_int64), ("inner", c_int64), ("eps", c_double), ("layer", POINTER(_Layer)),
-        ("embed", c_void_p), ("turns", c_void_p), ("norm", c_void_p), ("head", _Matrix),
-    ]  # fmt: skip
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = [
-        ("rows", c_int64), ("reads", c_int64), ("threads", c_int64), ("tokens", c_void_p),
-        ("positions", c_void_p), ("slots", c_void_p), ("lanes", c_void_p), ("horizon", c_void_p),
-        ("lo", c_void_p), ("hi", c_void_p), ("read", c_void_p), ("pages", c_void_p),
-        ("page_size", c_int64), ("pages_per_lane", c_int64), ("kept", c_void_p),
-        ("features", c_void_p), ("memory", c_void_p), ("logits", c_void_p),
-    ]  # fmt: skip
-
-
-class _Texts(ctypes.Structure):
-    _fields_ = [
-        ("steps", c_int64), ("vocab", c_int64), ("keeps", c_int64), ("tokens", c_void_p),
-        ("positions", c_void_p), ("slots", c_void_p), ("horizon", c_void_p), ("wanted", c_void_p),
-        ("ends", c_void_p), ("ends_until", c_void_p), ("impossible", c_void_p),
-        ("impossible_count", c_int64), ("drawn", c_void_p), ("logits", c_void_p),
-        ("stop", c_void_p),
-    ]  # fmt: skip
 
 
 class Compiled(NamedTuple):
@@ -200,6 +167,10 @@ def _typed(found: Any) -> Any:
     found.write_on.restype = c_int64
     found.go_on.argtypes = [c_void_p, c_void_p, c_void_p]
     found.go_on.restype = c_int64
+    found.look.argtypes = [c_void_p, c_void_p, c_void_p]
+    found.look.restype = None
+    found.look_memory.argtypes = [c_void_p, c_void_p, c_int64]
+    found.look_memory.restype = c_int64
     found.product.argtypes = [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     found.product.restype = None
     found.pack.argtypes = [c_void_p, *[c_int64] * 6, c_void_p]
@@ -307,8 +278,8 @@ class NativeProduct:
         self._blocks = blocks
         self._bias = None if bias is None else bias.float().contiguous()
         self.bytes = self._blocks.nbytes
-        self.matrix = _Matrix(
-            self._blocks.data_ptr(), _pointer(self._bias), self.outputs, inputs, bits
+        self.matrix = MatrixFields(
+            self._blocks.data_ptr(), pointer(self._bias), self.outputs, inputs, bits
         )
         self._address = ctypes.addressof(self.matrix)
 
@@ -421,10 +392,6 @@ def _blocks(codes: Codes, offsets_OG: Tensor | None, bits: int, side: int) -> Te
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).contiguous()
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 class NativeLayer(NamedTuple):
     """The weights of one layer."""
 
@@ -476,7 +443,7 @@ class _Scratch(threading.local):
         self._at = (0, 0)
         self.places: tuple[tuple[Slots, int, PageTable], Any, Any, int] | None = None
 
-    def lay_out(self, batch: Batch) -> _Addresses:
+    def lay_out(self, batch: Batch | BlockRows) -> _Addresses:
         """The integers of a batch's rows."""
         rows = len(batch.slots)
         self._make_room(rows, len(batch.reads))
@@ -513,31 +480,31 @@ class NativeForward:
         shape: NativeShape,
     ):
         embed, norm, head = ends
-        self._functions = head.functions
-        self._vocab = head.outputs
+        self.functions = head.functions
+        self.vocab = head.outputs
         # what the structures point to
         self._alive = (layers, ends, turns := torch.view_as_real(turns_CD).contiguous())
-        stack = (_Layer * len(layers))(*map(_layer, layers))
+        stack = (LayerFields * len(layers))(*map(_layer, layers))
         inner = layers[0].down.layout.inputs
-        self._model = _Model(
+        self._model = ModelFields(
             len(layers), shape.heads, shape.key_heads, shape.head_dim, embed.shape[1], inner,
             shape.eps, stack, embed.data_ptr(), turns.data_ptr(), norm.data_ptr(), head.matrix,
         )  # fmt: skip
-        self._at = ctypes.addressof(self._model)
+        self.address = ctypes.addressof(self._model)
         self._scratch = _Scratch()
 
-    def __call__(self, batch: Batch, slots: Slots) -> Tensor:
-        logits_RV = torch.empty(len(batch.reads), self._vocab)
+    def __call__(self, batch: Batch | BlockRows, slots: Slots) -> Tensor:
+        logits_RV = torch.empty(len(batch.reads), self.vocab)
         seen = batch.longest
         rows = self._rows(batch, slots, seen, self._scratch.lay_out(batch), logits_RV)
-        self._functions.forward(self._at, byref(rows), seen)
+        self.functions.forward(self.address, byref(rows), seen)
         return logits_RV
 
     def write_on(self, batch: Batch, slots: Slots, asked: LikeliestText) -> WrittenText:
         """Write on after rows of plain text, one of each."""
         count = len(batch.slots)
         steps = max(asked.wanted)
-        logits_kBV = torch.empty(steps if asked.keeps_logits else 1, count, self._vocab)
+        logits_kBV = torch.empty(steps if asked.keeps_logits else 1, count, self.vocab)
         logits_kBV[0] = asked.first_BV
         seen = batch.longest + steps
         at = self._scratch.lay_out(batch)
@@ -549,16 +516,18 @@ class NativeForward:
         wanted_at = given.ctypes.data
         until_at = wanted_at + 8 * count
         ends_at = until_at + 8 * count
-        texts = _Texts(
-            steps, self._vocab, asked.keeps_logits, at.tokens, at.positions, at.slots, at.horizon,
+        texts = TextsFields(
+            steps, self.vocab, asked.keeps_logits, at.tokens, at.positions, at.slots, at.horizon,
             wanted_at, ends_at, until_at, ends_at + 8 * len(ends), len(asked.impossible),
             drawn.ctypes.data, logits_kBV.data_ptr(),
             0 if asked.stop is None else asked.stop.address,
         )  # fmt: skip
-        written = self._functions.write_on(self._at, byref(rows), byref(texts), seen)
+        written = self.functions.write_on(self.address, byref(rows), byref(texts), seen)
         return WrittenText(drawn[:written], logits_kBV[:written])
 
-    def _rows(self, batch: Batch, slots: Slots, seen: int, at: _Addresses, logits: Tensor) -> _Rows:
+    def _rows(
+        self, batch: Batch | BlockRows, slots: Slots, seen: int, at: _Addresses, logits: Tensor
+    ) -> RowsFields:
         """What a forward is given, with memory for what is in between."""
         threads = torch.get_num_threads()
         rows = len(batch.slots)
@@ -566,7 +535,7 @@ class NativeForward:
         memory = self._memory(max(rows, reads), seen, threads)
         table = batch.table
         kept, features, pages = self._places_in(slots, table)
-        return _Rows(
+        return RowsFields(
             rows, reads, threads, *at, pages, table.size, table.per_lane, kept, features,
             memory, logits.data_ptr(),
         )  # fmt: skip
@@ -574,14 +543,14 @@ class NativeForward:
     def _memory(self, rows: int, seen: int, threads: int) -> int:
         """Where there is room for what is in between."""
         scratch = self._scratch
-        needed = self._functions.forward_memory(self._at, rows, seen, threads)
+        needed = self.functions.forward_memory(self.address, rows, seen, threads)
         if needed > len(scratch.memory):
             scratch.memory = torch.empty(needed)
         return scratch.memory.data_ptr()
 
     def go_on(self, target: Runner, drafter: Runner | None, asked: RoundsAsked) -> RoundsMade:
         """Let texts go on by rounds of this model, with drafts of another one if there is one."""
-        return go_on(self._functions, self._vocab, target, drafter, asked)
+        return go_on(self.functions, self.vocab, target, drafter, asked)
 
     def runner(
         self, slots: Slots, seen: int, threads: Sequence[int], impossible: Sequence[int]
@@ -590,17 +559,21 @@ class NativeForward:
         many `threads` by rows, all of which may be read."""
         most = len(threads) - 1
         scratch = self._scratch
-        if most * self._vocab > len(scratch.logits):
-            scratch.logits = torch.empty(most * self._vocab)
+        if most * self.vocab > len(scratch.logits):
+            scratch.logits = torch.empty(most * self.vocab)
         memory = self._memory(most, seen, max(threads))
         kept, features, pages = self._places_in(slots, slots.table)
         at = _Addresses(*[0] * len(_Addresses._fields))
-        rows = _Rows(
+        rows = RowsFields(
             0, 0, 0, *at, pages, slots.table.size, slots.table.per_lane, kept, features,
             memory, scratch.logits.data_ptr(),
         )  # fmt: skip
         alive = scratch.memory, scratch.logits, scratch.places
-        return Runner(self._at, rows, seen, threads, impossible, alive)
+        return Runner(self.address, rows, seen, threads, impossible, alive)
+
+    def kept_in(self, slots: Slots) -> int:
+        """Where it is written where each layer keeps keys and values."""
+        return self._places_in(slots, slots.table)[0]
 
     def _places_in(self, slots: Slots, table: PageTable) -> tuple[int, int, int]:
         """Where it is written where each layer keeps keys and values, and features if it does; and
@@ -610,7 +583,7 @@ class NativeForward:
         if places is None or places[0] != key:
             layers = range(self._model.layers)
             kept = [slots.flat(index)[0].data_ptr() for index in layers]
-            features = [_pointer(slots.features.get(index)) for index in layers]
+            features = [pointer(slots.features.get(index)) for index in layers]
             array = c_void_p * len(kept)
             pages = table.starts_LP.ctypes.data
             places = key, array(*kept), array(*features), pages
@@ -618,9 +591,9 @@ class NativeForward:
         return ctypes.addressof(places[1]), ctypes.addressof(places[2]), places[3]
 
 
-def _layer(layer: NativeLayer) -> _Layer:
-    return _Layer(
-        layer.norm_attn.data_ptr(), layer.qkv.matrix, _pointer(layer.q_norm),
-        _pointer(layer.k_norm), layer.out.matrix, layer.norm_mlp.data_ptr(),
+def _layer(layer: NativeLayer) -> LayerFields:
+    return LayerFields(
+        layer.norm_attn.data_ptr(), layer.qkv.matrix, pointer(layer.q_norm),
+        pointer(layer.k_norm), layer.out.matrix, layer.norm_mlp.data_ptr(),
         layer.gate_up.matrix, layer.down.matrix,
     )  # fmt: skip

@@ -259,6 +259,41 @@ void turn_and_keep(const Model& model, const Layer& layer, const Rows& rows, flo
     }
 }
 
+// Hidden states of a token side by side, each normed if there are norms: a thread's share.
+void put_states(const Model& model, const Looks& looks, const Context& context, const Inputs& to) {
+    const int64_t groups = model.hidden / GROUP;
+    const Share share(context.rows * looks.states);
+    for (int64_t item = share.first; item < share.end; ++item) {
+        const int64_t row = item / looks.states, state = item % looks.states;
+        const float* from = context.states[state] + context.sources[row] * model.hidden;
+        const float back = looks.norms ? 1.0f / length(from, model.hidden, model.eps) : 1.0f;
+        for (int64_t group = 0; group < groups; ++group) {
+            float some[GROUP];
+            for (int i = 0; i < GROUP; ++i) some[i] = from[group * GROUP + i];
+            if (looks.norms)
+                for (int i = 0; i < GROUP; ++i)
+                    some[i] *= back * looks.norms[state * model.hidden + group * GROUP + i];
+            put(some, row, state * groups + group, to);
+        }
+    }
+}
+
+// Write keys, turned, and values of context to where they live.
+void keep_context(const Model& model, const Layer& layer, const Context& context, float* kept,
+                  const float* kv) {
+    const int64_t size = model.head_dim, all = 2 * model.key_heads;
+    const Share share(context.rows * all);
+    for (int64_t item = share.first; item < share.end; ++item) {
+        const int64_t row = item / all, head = item % all;
+        const float* turns = model.turns + context.positions[row] * size;
+        float* to = kept + (context.slots[row] * all + head) * size;
+        if (head < model.key_heads)
+            turn(kv + item * size, turns, layer.k_norm, size, model.eps, to);
+        else
+            std::memcpy(to, kv + item * size, size * sizeof(float));
+    }
+}
+
 // Where a forward keeps what is in between. Some of it is read more often than there are rows.
 struct Memory {
     int64_t qkv, seen, inputs, scores, end;
@@ -366,6 +401,36 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
         norm_rows(x, m.norm, m.eps, of_head);
         wait();
         multiply(m.head, of_head, rows.logits, false);
+    });
+}
+
+// Numbers of `memory` that so many rows of context need.
+int64_t look_memory(const Model* model, const Looks* looks, int64_t rows) {
+    const int64_t kept = 2 * model->key_heads * model->head_dim;
+    return rows * (model->hidden + looks->fuse.inputs + kept);
+}
+
+void look(const Model* model, const Looks* looks, const Context* given) {
+    const Model& m = *model;
+    const Context& context = *given;
+    float* fused = context.memory;
+    float* inputs = fused + context.rows * m.hidden;
+    float* kv = inputs + context.rows * looks->fuse.inputs;
+    const Inputs of_states = inputs_of(looks->fuse, inputs, context.rows);
+    const Inputs of_fused = inputs_of(looks->kept[0], inputs, context.rows);
+    Barrier barrier;
+    helpers->share(context.threads, [&] {
+        put_states(m, *looks, context, of_states);
+        barrier.wait();
+        multiply(looks->fuse, of_states, fused, false);
+        barrier.wait();
+        norm_rows(fused, looks->norm, m.eps, of_fused);
+        for (int64_t index = 0; index < m.layers; ++index) {
+            barrier.wait();
+            multiply(looks->kept[index], of_fused, kv, false);
+            barrier.wait();
+            keep_context(m, m.layer[index], context, context.kept[index], kv);
+        }
     });
 }
 

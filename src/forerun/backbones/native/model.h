@@ -73,6 +73,27 @@ struct Rows {
     float* logits;
 };
 
+// How a drafter looks into its target: hidden states of a token, side by side, are fused, and what comes
+// of that are the keys and values of all its layers.
+struct Looks {
+    int64_t states;  // of a token
+    const float* norms;  // of each of them, unless null
+    Matrix fuse;
+    const float* norm;
+    const Matrix* kept;  // keys and values of each layer
+};
+
+// Rows of a text that a drafter looks at.
+struct Context {
+    int64_t rows, threads;
+    const int64_t* positions;
+    const int64_t* slots;  // where each lives
+    const int64_t* sources;  // and where in the target
+    const float* const* states;  // of the target, each [slot][hidden]
+    float* const* kept;  // of each layer of the drafter, as in `Rows`
+    float* memory;
+};
+
 // Rows as products take them: as they are, or in codes. Those whose codes meet a block together lie
 // together, group by group.
 struct Inputs {
@@ -101,5 +122,12 @@ void attend(const Model& model, const Rows& rows, const float* kept, const float
 
 }  // namespace forerun
 
+extern "C" {
+
 // Rows to logits. A row sees so many slots at most.
-extern "C" void forward(const forerun::Model* model, const forerun::Rows* rows, int64_t slots);
+void forward(const forerun::Model* model, const forerun::Rows* rows, int64_t slots);
+
+// Make keys and values of what a drafter looks at.
+void look(const forerun::Model* model, const forerun::Looks* looks, const forerun::Context* context);
+
+}  // extern "C"

@@ -1,0 +1,108 @@
+"""A drafter that looks into its target, in two calls of C++ (`forward.cpp`): hidden states become
+keys and values (`look`), then blocks run over them as rows of any decoder do (`forward`).
+
+T rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.backbones.native.structures import (
+    ContextFields,
+    LooksFields,
+    MatrixFields,
+    pointer,
+)
+from forerun.engine.cache import Slots
+from forerun.engine.pack import Batch
+from forerun.engine.pages import PageTable
+from forerun.sequence.rows import POSITION, TOKEN
+
+if TYPE_CHECKING:
+    from forerun.backbones.native import NativeForward, NativeProduct
+
+
+class BlockRows(NamedTuple):
+    """Some rows of a batch, as a forward takes them."""
+
+    rows_5T: np.ndarray
+    slots: np.ndarray
+    lanes: np.ndarray
+    reads: np.ndarray
+    longest: int
+    table: PageTable
+    drawn_T: Tensor | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, chosen_T: np.ndarray) -> BlockRows:
+        """Those that are chosen, among them all that are read."""
+        places_T = np.cumsum(chosen_T) - 1
+        return cls(
+            batch.rows_5T[:, chosen_T],
+            batch.slots[chosen_T],
+            batch.lanes[chosen_T],
+            places_T[batch.reads],
+            batch.longest,
+            batch.table,
+        )
+
+
+class NativeDrafter:
+    """A few layers over the hidden states of some layers of a target."""
+
+    def __init__(
+        self,
+        forward: NativeForward,
+        fuse: NativeProduct,
+        kept: Sequence[NativeProduct],  # keys and values of each layer
+        norms: tuple[Tensor, Tensor | None],  # of what is fused, and of every hidden state
+        target_layers: Sequence[int],
+    ):
+        self.forward = forward
+        self._target_layers = target_layers
+        self._alive = (fuse, kept, norms)  # what the structure points to
+        matrices = (MatrixFields * len(kept))(*(product.matrix for product in kept))
+        norm, of_states = norms
+        self._looks = LooksFields(
+            len(target_layers), pointer(of_states), fuse.matrix, norm.data_ptr(), matrices
+        )
+        self._at = ctypes.addressof(self._looks)
+        self._states: tuple[Slots, ctypes.Array[c_void_p]] | None = None
+
+    def __call__(self, batch: Batch, slots: Slots, source: Slots, vocab: int) -> Tensor:
+        """Logits of the rows that are read. Rows of context have tokens behind the vocabulary."""
+        assert batch.sources is not None, "a drafter is bound to its target's slots"
+        is_context_T = batch.rows_5T[TOKEN] >= vocab
+        if is_context_T.any():
+            rows = (batch.rows_5T[POSITION], batch.slots, batch.sources)
+            self._look([row[is_context_T] for row in rows], slots, source)
+        if is_context_T.all():  # of a text that is read in parts
+            return torch.empty(0, self.forward.vocab)
+        return self.forward(BlockRows.of(batch, ~is_context_T), slots)
+
+    def _look(self, rows: Sequence[np.ndarray], slots: Slots, source: Slots) -> None:
+        """Write keys and values of rows: their positions, their slots, those of the target."""
+        count = len(rows[0])
+        functions, model = self.forward.functions, self.forward.address
+        numbers_3T = np.stack(rows).astype(np.int64)
+        memory = torch.empty(functions.look_memory(model, self._at, count))
+        context = ContextFields(
+            count, torch.get_num_threads(), *(row.ctypes.data for row in numbers_3T),
+            self._states_in(source), self.forward.kept_in(slots), memory.data_ptr(),
+        )  # fmt: skip
+        functions.look(model, self._at, byref(context))
+
+    def _states_in(self, source: Slots) -> int:
+        """Where it is written where the target keeps hidden states."""
+        if self._states is None or self._states[0] is not source:
+            at = [source.features[layer].data_ptr() for layer in self._target_layers]
+            self._states = source, (c_void_p * len(at))(*at)
+        return ctypes.addressof(self._states[1])
