@@ -936,7 +936,7 @@ class Model:
         folder = drafters.find_drafter(name, self.name, self.backbone)
         drafter = drafters.read_drafter(folder, self.backbone.dtype, self.backbone.device)
         backbone = FeatureBackbone(drafter, self.backbone, name)
-        family = drafters.family_of(drafter, self.vocab)
+        family = drafters.family_of(drafter, self.vocab, backbone.markov_after)
         return Model(name, family, backbone, self.tokenizer, lanes=1, threaded=False)
 
     def _look_into(self, backbone: FeatureBackbone, host: Host) -> None:

@@ -140,7 +140,7 @@ def test_in_cpp_a_draft_has_the_same_bits_in_any_company(tmp_path, monkeypatch):
     for number, prompt in enumerate(PROMPTS):
         alone.generate(prompt, method="specdiff", max_tokens=12, **options | dict(seed=4 + number))
     for model in (alone, together):
-        assert model.engine.hosts[-1].backbone.drafts_in_cpp
+        assert model.engine.hosts[-1].backbone.in_cpp
     twice = [laws for laws in drafted.values() if len(laws) > 1]
     assert len(twice) > 3
     assert all(torch.equal(laws[0], other) for laws in twice for other in laws[1:])

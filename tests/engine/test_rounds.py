@@ -4,6 +4,8 @@ traces and memos as if each round had been asked for."""
 from __future__ import annotations
 
 import random
+from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import forerun
 from forerun.backbones import native
 from forerun.backbones.threads import ThreadChoice
 from forerun.checkpoints import tiny
+from forerun.checkpoints.drafters import write_drafter
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine import rounds
 from forerun.engine.cache import Memo
@@ -22,6 +25,7 @@ from forerun.engine.pack import Batch
 from forerun.engine.rounds import Rounds
 from forerun.methods import sources
 from forerun.sequence.rows import PlainText
+from tests.drafters.test_features import make_drafter
 from tests.helpers import stepped
 
 WORDS = 12
@@ -108,7 +112,7 @@ def untouched_elsewhere(made, host, before):
     claimed = np.zeros(before.shape[1], bool)
     for each in made._drafting:
         if host is made.host or host is each.drafter:
-            slots = np.arange(made._first(each, host), made._room(each))
+            slots = np.arange(made._first(each, host), made._room(each, host))
             claimed[host.slots.table.places(np.array(each.one.lane), slots)] = True
     kept = torch.from_numpy(~claimed)
     assert torch.equal(everything(host)[:, kept], before[:, kept])
@@ -199,11 +203,63 @@ def test_blanks_filled_in_rounds_are_those_filled_one_by_one(seed, arch, launche
     assert found[0] == found[1]
 
 
+LOOKING = [
+    dict(markov_rank=32, draft_vocab=40),
+    dict(markov_rank=32),
+    dict(draft_vocab=40, feature_norms=True),
+    {},
+]
+
+
+def looking_drafter(folder, kind):
+    """One that looks into the target of `model`. A correction by the token before makes it say what
+    mostly follows there."""
+    folder.mkdir(exist_ok=True)
+    drafter, network = make_drafter(folder, **kind)
+    markov = drafter.markov_head
+    if markov is not None:
+        if drafter.shape.draft_vocab:
+            drafter.draft_only(torch.arange(drafter.shape.draft_vocab))
+        with torch.no_grad():
+            drafter.norm.weight *= 0.05  # what the text says counts little
+            markov.markov_w1.weight.zero_()
+            markov.markov_w1.weight[range(WORDS), range(WORDS)] = 1.0
+            for word, follower in followers().items():
+                markov.markov_w2.weight[follower, word] = 30.0
+        write_drafter(folder, drafter, network.config, "tiny")
+    return str(folder)
+
+
+def followers():
+    """What mostly follows each word in texts of `model`."""
+    target = model(in_rounds=False)
+    counts = {}
+    for seed in range(8):
+        for prompt in scenario(seed)[0]:
+            text = target.generate(prompt, max_tokens=40, ignore_eos=True).token_ids
+            for word, follower in pairwise(text):
+                counts.setdefault(word, Counter())[follower] += 1
+    return {word: most.most_common(1)[0][0] for word, most in counts.items() if word < WORDS}
+
+
+@pytest.mark.parametrize("kind", LOOKING, ids=lambda kind: "-".join(kind) or "plain")
+@pytest.mark.parametrize("seed", range(12))
+def test_looks_into_a_target_in_rounds_are_those_taken_one_by_one(seed, kind, launches, tmp_path):
+    prompts, how = scenario(seed)
+    how = {**only_text(how), "k": how["k"], "method": "specdiff"}
+    draft = looking_drafter(tmp_path, kind)
+    found = []
+    for in_rounds in (True, False):
+        m = model(in_rounds=in_rounds)
+        found.append(said(write_all(m, prompts, how, draft=draft)))
+    assert found[0] == found[1]
+
+
 def only_text(how):
     return {name: how[name] for name in ("max_tokens", "stop_token_ids", "ignore_eos")}
 
 
-def test_these_scenarios_have_launches_of_many_rounds_and_all_their_ends(launches):
+def test_these_scenarios_have_launches_of_many_rounds_and_all_their_ends(launches, tmp_path):
     """Else they would test little."""
     kinds = []
     for seed in range(12):
@@ -213,10 +269,12 @@ def test_these_scenarios_have_launches_of_many_rounds_and_all_their_ends(launche
             "lookup": how,
             "speculative": of_models | dict(draft=model(noise=0.015)),
             "specdiff": of_models | dict(draft=model("block-shifted")),
+            "looking": of_models | dict(draft=looking_drafter(tmp_path, LOOKING[seed % 2])),
         }.items():
-            write_all(model(), prompts, more, method=kind)
+            method = "specdiff" if kind == "looking" else kind
+            write_all(model(), prompts, more, method=method)
             kinds += [kind] * (len(launches) - len(kinds))
-    for kind in ("lookup", "speculative", "specdiff"):
+    for kind in ("lookup", "speculative", "specdiff", "looking"):
         those = [made for own, made in zip(kinds, launches) if own == kind]
         lengths = {max(map(len, made.rounds)) for made in those}
         assert len(those) > 20 and min(lengths) < 3 and max(lengths) == 6
@@ -469,7 +527,7 @@ def test_a_forward_that_writes_past_its_slots_is_seen(monkeypatch, launches):
     asked = Rounds._asked
 
     def asked_for_more(self, each):
-        return asked(self, each)._replace(room=room(self, each) + 8)
+        return asked(self, each)._replace(room=room(self, each, self.host) + 8)
 
     monkeypatch.setattr(Rounds, "_asked", asked_for_more)
     monkeypatch.setattr(rounds, "AHEAD", 8)

@@ -27,10 +27,11 @@ from forerun.backbones.native import (
     native_product,
     runs_floats,
 )
-from forerun.backbones.native.looking import NativeDrafter
+from forerun.backbones.native.looking import BlockDrafts, NativeDrafter
+from forerun.backbones.native.rounds import Runner
 from forerun.backbones.products import GROUP, Matrix, joined, times
 from forerun.backbones.threads import ThreadChoice
-from forerun.engine.backbone import SlottedBackbone
+from forerun.engine.backbone import Forwards, RoundsAsked, SlottedBackbone
 from forerun.engine.cache import Slots, SlotShape
 from forerun.engine.pack import Batch, Tiles
 from forerun.engine.pages import PageShape
@@ -77,6 +78,10 @@ class FewTokens:
         if self.head is None:
             return self.spread(self.target.unembed(x_RE)[:, self.tokens_N])
         return self.spread(times(x_RE, self.head, None))
+
+    def places(self, token: int) -> list[int]:
+        """Where a token is among them, if it is."""
+        return (self.tokens_N == token).nonzero().flatten().tolist()
 
     def spread(self, logits_RN: Tensor) -> Tensor:
         """Over all tokens."""
@@ -156,8 +161,50 @@ class FeatureBackbone(SlottedBackbone):
         self._native = self._made_native() if self._runs_natively else None
 
     @property
-    def drafts_in_cpp(self) -> bool:
+    def in_cpp(self) -> bool:
+        """Is all of it one call or two?"""
         return self._native is not None
+
+    @property
+    def drafts_in_rounds(self) -> bool:
+        """May it draft on behind a verdict without being asked?"""
+        return self.in_cpp and self._block_drafts is not None
+
+    def drafting_runner(self, slots: Slots, asked: RoundsAsked, target: Runner) -> Runner:
+        """As it takes part in rounds of its target's."""
+        assert self._native is not None and self._threads is not None and self.source is not None
+        rows = sum(text.rows for text in asked.texts)
+        never = asked.never_drafted
+        if self._few is not None and self._few.head is not None:
+            never = [place for token in never for place in self._few.places(token)]
+        places = slots, self.source
+        return self._native.runner(places, asked, target, self._threads.by_rows(rows), never)
+
+    def note_forwards(self, forwards: Forwards) -> None:
+        """They were run elsewhere."""
+        assert self._threads is not None
+        self._threads.note(forwards.by_rows, forwards.seconds)
+
+    @cached_property
+    def markov_after(self) -> NativeProduct | None:
+        """What the rows of the tokens before are multiplied by, where it is C++."""
+        head = self.drafter.markov_head
+        if head is None or not self._runs_natively:
+            return None
+        after_NR = head.markov_w2.weight.detach()
+        tokens = self.drafter.drafted_tokens
+        kept = after_NR[: self.vocab] if tokens is None else after_NR[tokens < self.vocab]
+        return native_product(kept, None, None)
+
+    @property
+    def _block_drafts(self) -> BlockDrafts | None:
+        """What it drafts from a block, where all of that is C++."""
+        shape, head = self.drafter.shape, self.drafter.markov_head
+        if shape.autoregressive or (head is not None and self.markov_after is None):
+            return None
+        tokens = None if self._few is None else self._few.tokens_N.contiguous()
+        before = None if head is None else head.markov_w1.weight.detach().contiguous()
+        return BlockDrafts(shape.mask_token, tokens, before, self.markov_after)
 
     @property
     def _runs_natively(self) -> bool:
@@ -175,7 +222,8 @@ class FeatureBackbone(SlottedBackbone):
     @property
     def _head(self) -> Matrix | None:
         """What the last rows are multiplied by."""
-        return self.target.head if self._few is None else self._few.head
+        own = None if self._few is None else self._few.head
+        return self.target.head if own is None else own
 
     def _made_native(self) -> NativeDrafter:
         """The same weights as C++ takes them."""
@@ -197,7 +245,7 @@ class FeatureBackbone(SlottedBackbone):
         norms = None if of_states is None else torch.cat([norm.weight for norm in of_states])
         of_fused = self.drafter.hidden_norm.weight.detach()
         return NativeDrafter(
-            forward, fusing, kept, (of_fused, norms), self.drafter.shape.target_layers
+            forward, fusing, kept, (of_fused, norms), shape.target_layers, self._block_drafts
         )
 
     def make_slots(self, lanes: int, context: int, pages: PageShape | None = None) -> Slots:
@@ -217,7 +265,10 @@ class FeatureBackbone(SlottedBackbone):
     def _forward_natively(self, batch: Batch, slots: Slots) -> Tensor:
         assert self._native is not None and self.source is not None
         logits_RN = self._native(batch, slots, self.source, self.vocab)
-        return logits_RN if self._few is None else self._few.spread(logits_RN)
+        if self._few is None:
+            return logits_RN
+        has_own = self._few.head is not None
+        return self._few.spread(logits_RN if has_own else logits_RN[:, self._few.tokens_N])
 
     def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
         is_context_T = batch.tokens_T >= self.vocab

@@ -245,12 +245,16 @@ class LeanBackbone(SlottedBackbone):
         native = self._native
         assert native is not None
         target = self._runner(slots, asked, asked.impossible)
-        drafter = None if by is None else by[0]._runner(by[1], asked, asked.never_drafted)
+        drafter = None if by is None else by[0].drafting_runner(by[1], asked, target)
         made = native.go_on(target, drafter, asked)
-        self._note(made.forwards)
+        self.note_forwards(made.forwards)
         if by is not None and made.drafting is not None:
-            by[0]._note(made.drafting)
+            by[0].note_forwards(made.drafting)
         return made
+
+    def drafting_runner(self, slots: Slots, asked: RoundsAsked, target: Runner) -> Runner:
+        """As it takes part in rounds of another model's."""
+        return self._runner(slots, asked, asked.never_drafted)
 
     def _runner(self, slots: Slots, asked: RoundsAsked, impossible: Sequence[int]) -> Runner:
         native = self._native
@@ -260,7 +264,8 @@ class LeanBackbone(SlottedBackbone):
         rows = sum(text.rows for text in asked.texts)
         return native.runner(slots, seen, threads.by_rows(rows), impossible)
 
-    def _note(self, forwards: Forwards) -> None:
+    def note_forwards(self, forwards: Forwards) -> None:
+        """They were run elsewhere."""
         assert self._threads is not None
         self._threads.note(forwards.by_rows, forwards.seconds)
 

@@ -8,6 +8,7 @@ head: they are its target's. In 8 bits every matrix row is int8 with a scale of 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +266,11 @@ def _of_all_tokens(drafter: FeatureDrafter, rows_NR: Tensor) -> Tensor:
     return rows_VR.index_copy_(0, tokens, rows_NR)
 
 
-def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
-    """How a drafter's blocks are laid out, for a target with so many tokens."""
+def family_of(
+    drafter: FeatureDrafter, vocab: int, product: Callable[[Tensor], Tensor] | None = None
+) -> Features:
+    """How a drafter's blocks are laid out, for a target with so many tokens. `product` multiplies
+    the rows of the tokens before, if a backbone has its own."""
     shape = drafter.shape
     markov = None
     if drafter.markov_head is not None:
@@ -274,7 +278,8 @@ def family_of(drafter: FeatureDrafter, vocab: int) -> Features:
         before = head.markov_w1.weight.detach()[:vocab]
         after = _of_all_tokens(drafter, head.markov_w2.weight.detach())[:vocab]
         tokens = drafter.drafted_tokens
-        markov = Markov(before, after, None if tokens is None else tokens[tokens < vocab])
+        few = None if tokens is None else tokens[tokens < vocab]
+        markov = Markov(before, after, few, product)
     return Features(
         vocab, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
     )

@@ -77,7 +77,8 @@ class Backbone(Protocol[SlotStorage]):
     deterministic: bool
     # It may also have `step_costs`, seconds of a step by rows: then they are not measured. And
     # `moves_rows`, if its forward takes `MovingRows` and it has `write_likeliest` and `go_on`: then
-    # it writes several tokens in one step, and drafts and judges several times.
+    # it writes several tokens in one step, and drafts and judges several times. A drafter that
+    # looks into its target may have `drafts_in_rounds`, if it takes part in that.
 
     def bytes_per_lane(self, context: int) -> int:
         """How much memory one lane of `context` slots takes."""
@@ -120,14 +121,16 @@ class DraftingText(NamedTuple):
     # Tokens of the next copy; afterwards twice what is accepted and one more. None: any number.
     reach: int | None
     held: int  # leading tokens that the model which drafts has run
+    draft_room: int = 0  # slots that this one may write to
     mask: int | None = None  # if that one fills blanks: what stands for them
     shifted: bool = False  # does a row of it speak of the token after its own?
+    block: int = 0  # if it looks into its target: rows of a block
 
     @property
     def rows(self) -> int:
-        """The most rows that a forward has for it: a verdict's, or those of a draft that fills
-        blanks, behind what it has not run yet."""
-        return 1 + self.most * (1 if self.mask is None else 2)
+        """The most rows that a forward has for it: a verdict's, or those of a draft of blanks,
+        behind what is not run yet."""
+        return 1 + self.most * (1 if self.mask is None else 2) + self.block
 
 
 class RoundsAsked(NamedTuple):

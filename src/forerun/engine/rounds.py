@@ -18,6 +18,7 @@ from itertools import zip_longest
 import numpy as np
 
 from forerun.engine.backbone import DraftingText, RoundsAsked, RoundsMade, TextRound
+from forerun.engine.cache import Memo
 from forerun.engine.continuation import LAUNCH_SECONDS_ON_CPU, Continuations
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
@@ -25,7 +26,7 @@ from forerun.engine.ticket import Running
 from forerun.probability.outcomes import Verdict
 from forerun.sequence.canvas import Canvas, Round
 from forerun.sequence.question import Continuation, Question
-from forerun.sequence.rows import MaskedText, PlainText, text_and_chain
+from forerun.sequence.rows import BlockPlan, MaskedText, PlainText, text_and_chain
 
 MOST_ROUNDS = 32  # in one launch
 LEAST_ROUNDS = 2  # fewer are not worth one
@@ -44,7 +45,9 @@ class Drafting:
     reach: int | None = None  # of the next copy
     drafter: Host | None = None  # else the model that drafts
     held: int = 0  # tokens that this one has run
-    blanks: MaskedText | None = None  # what it was asked, if it fills blanks
+    # What it was asked, if it fills blanks, or if it looks into its target.
+    blanks: MaskedText | None = None
+    look: BlockPlan | None = None
 
     @property
     def repeats(self) -> int:
@@ -59,8 +62,40 @@ class Drafting:
         if self.drafter is None:
             # as often as plain decoding would have drawn
             return Round(drafted, accepted, token, draws=1 + accepted, draft_forwards=0)
+        if self.look is not None:  # which is certain of its drafts, too
+            looked = min(1, len(drafted))
+            return Round(drafted, accepted, token, 1 + accepted + looked, draft_forwards=looked)
         forwards = len(drafted) if self.blanks is None else min(1, len(drafted))
         return Round(drafted, accepted, token, draws=1 + forwards, draft_forwards=forwards)
+
+    @property
+    def most_new(self) -> int:
+        """Tokens that the model which drafts has not run, at most. One that looks into its target
+        has not run the last one of the text before, either."""
+        return 1 + self.most + (self.look is not None)
+
+    @property
+    def drafted_rows(self) -> int:
+        """Slots behind its text that the next draft takes."""
+        return self.block - 1 if self.block else min(self.most, AHEAD)
+
+    @property
+    def block(self) -> int:
+        """Rows of a block, if a drafter looks into its target."""
+        return 0 if self.look is None else len(self.look.block)
+
+    def held_by(self, memo: Memo) -> int:
+        """How many tokens the model that drafts has run."""
+        if self.look is None:
+            return memo.start(PlainText.of(self.text, len(self.text) - 1))
+        return memo.start(self.look.about(self.text))
+
+    def note_drafted(self, memo: Memo, text: np.ndarray, held: int) -> None:
+        """It has run so many tokens of a text now."""
+        if self.look is None:
+            memo.wrote(self.held, text[self.held : held])
+        else:
+            memo.ran(self.look.about(text[: held + 1]), self.held)
 
     @property
     def full(self) -> int:
@@ -128,7 +163,10 @@ class Rounds:
             return False
         if drafter is None:
             return True
-        return _moves_rows(drafter) and drafter.backbone.vocab == host.backbone.vocab
+        if drafter.backbone.vocab != host.backbone.vocab:
+            return False
+        looks = drafter.looks_into is host and getattr(drafter.backbone, "drafts_in_rounds", False)
+        return looks or _moves_rows(drafter)
 
     def _has_slots(self) -> bool:
         """Are there slots for the next rows of all, and has the draft model run what comes before
@@ -136,10 +174,12 @@ class Rounds:
         for each in self._drafting:
             if each.drafter is not None:
                 memo = each.drafter.memos[each.one.lane]
-                each.held = memo.start(PlainText.of(each.text, len(each.text) - 1))
-                if memo.gave_back or len(each.text) - each.held > 1 + each.most:
+                each.held = each.held_by(memo)
+                if memo.gave_back or len(each.text) - each.held > each.most_new:
                     return False
-            if self._room(each) < len(each.text) + min(each.most, AHEAD):
+                if self._room(each, each.drafter) < len(each.text) + each.drafted_rows:
+                    return False
+            if self._room(each, self.host) < len(each.text) + min(each.most, AHEAD):
                 return False
         return all(self._has_pages(host) for host in self._hosts)
 
@@ -149,16 +189,19 @@ class Rounds:
 
     def _has_pages(self, host: Host) -> bool:
         needed = sum(
-            host.memos[each.one.lane].pages_needed(self._first(each, host), self._room(each))
+            host.memos[each.one.lane].pages_needed(self._first(each, host), self._room(each, host))
             for each in self._drafting
+            if host is self.host or host is each.drafter
         )
         return host.pool.ensure(needed)
 
-    def _room(self, each: Drafting) -> int:
+    def _room(self, each: Drafting, host: Host) -> int:
         """Slots that a text may have written."""
-        rooms = [min(host.room, host.backbone.context) for host in self._hosts]
-        ahead = len(each.text) + max(AHEAD, each.most)
-        return min(ahead, each.full, *rooms)
+        rooms = [min(other.room, other.backbone.context) for other in self._hosts]
+        ahead = min(len(each.text) + max(AHEAD, each.most), each.full, *rooms)
+        if host is self.host or not each.block:
+            return ahead
+        return min(ahead + each.block, host.room)  # where a block stands behind the last token
 
     def _first(self, each: Drafting, host: Host) -> int:
         """The first slot that is written: those before it hold what they should."""
@@ -169,15 +212,20 @@ class Rounds:
         for host in self._hosts:
             if host is self.host or host is each.drafter:
                 first = self._first(each, host)
-                host.memos[each.one.lane].keep(first)
-                host.claim([(each.one.lane, first, self._room(each))])
+                memo = host.memos[each.one.lane]
+                if host is each.drafter and each.look is not None:
+                    memo.keep_at_most(first)
+                else:
+                    memo.keep(first)
+                host.claim([(each.one.lane, first, self._room(each, host))])
 
     def _asked(self, each: Drafting) -> DraftingText:
         return DraftingText(
             each.text,
             each.one.lane,
             wanted=each.full,
-            room=self._room(each),
+            room=self._room(each, self.host),
+            draft_room=0 if each.drafter is None else self._room(each, each.drafter),
             most=each.most,
             ends=each.one.seq.history.stop_tokens,
             run=each.run,
@@ -185,24 +233,21 @@ class Rounds:
             held=each.held,
             mask=None if each.blanks is None else each.blanks.mask_token,
             shifted=each.blanks is not None and each.blanks.shifted,
+            block=each.block,
         )
 
     def _hand_over(self, made: RoundsMade) -> None:
         for each, text, held, rounds in zip(self._drafting, made.texts, made.held, made.rounds):
-            self._note(each, self.host, text[: len(text) - 1])
+            first = self._first(each, self.host)
+            self.host.memos[each.one.lane].wrote(first, text[first:-1])
             if each.drafter is not None:
-                self._note(each, each.drafter, text[:held])
+                each.note_drafted(each.drafter.memos[each.one.lane], text, held)
             each.one.seq.rounds = [each.round(one) for one in rounds]
         gained = [[one.accepted + 1 for one in rounds] for rounds in made.rounds]
         self.tokens = [sum(each) for each in zip_longest(*gained, fillvalue=0)]
         self.forwards = made.forwards.total
         if made.drafting is not None:
             self.forwards += made.drafting.total
-
-    def _note(self, each: Drafting, host: Host, tokens: np.ndarray) -> None:
-        """So much of a text lies in the model's slots now."""
-        first = self._first(each, host)
-        host.memos[each.one.lane].wrote(first, tokens[first:])
 
 
 def _host_that_goes_on(served: Sequence[Running], answers: Sequence[object]) -> Host | None:
@@ -252,6 +297,10 @@ def _drafting_by_model(one: Running, text: np.ndarray, chain: Sequence[int]) -> 
             return None
         return Drafting(one, text, drafted.tokens, drafter=drafted.host)
     plan = drafted.plan
+    if isinstance(plan, BlockPlan):
+        if plan.causal_block or plan.stored != one.seq.known - 1 or not chain:
+            return None
+        return Drafting(one, text, plan.read_count, drafter=drafted.host, look=plan)
     if not isinstance(plan, MaskedText) or plan.stored != one.seq.known or not chain:
         return None
     return Drafting(one, text, plan.masks, drafter=drafted.host, blanks=plan)

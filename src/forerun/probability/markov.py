@@ -29,6 +29,9 @@ class Markov:
     before_VR: Tensor
     after_VR: Tensor
     tokens_N: Tensor | None = None  # that are ever drafted, where those are few
+    # Rows times the second matrix, of the tokens that are ever drafted, where a machine has its own
+    # product: then whoever drafts there gets the same bits.
+    product: Callable[[Tensor], Tensor] | None = None
 
     def law(self, law_NV: Tensor, before_N: Tensor, temperature: float) -> Tensor:
         """Untempered laws, corrected by the tokens before and then tempered. What was impossible
@@ -53,9 +56,12 @@ class Markov:
             logits_BKV = logits_BKV[..., self.tokens_N]
         tokens = [last_B]
         for logits_BN in logits_BKV.unbind(1):
-            best_B = (logits_BN + self._before(tokens[-1]) @ self._after_RN).argmax(-1)
+            best_B = (logits_BN + self._times_after(self._before(tokens[-1]))).argmax(-1)
             tokens.append(best_B if self.tokens_N is None else self.tokens_N[best_B])
         return torch.stack(tokens[1:], 1)
+
+    def _times_after(self, rows_BR: Tensor) -> Tensor:
+        return rows_BR @ self._after_RN if self.product is None else self.product(rows_BR)
 
     def _before(self, token_B: Tensor) -> Tensor:
         return self.before_VR[token_B.clamp(min=0)]

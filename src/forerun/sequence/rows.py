@@ -187,6 +187,62 @@ class MaskedText(Plan):
         return rows
 
 
+class BlockPlan(Plan):
+    """Context of a drafter that looks into its target, and a block behind it. Rows are made for who
+    asks: nearly all look at the last ones only."""
+
+    context: np.ndarray  # tokens, which stay as they are
+    vocab: int
+    block: Sequence[int]
+    causal_block: bool  # does a row of the block see only those before it?
+
+    @classmethod
+    def of(
+        cls,
+        context: np.ndarray,
+        vocab: int,
+        block: Sequence[int],
+        read: Sequence[int],
+        causal_block: bool = False,
+    ) -> BlockPlan:
+        """`read` are rows of the block."""
+        self = cls.__new__(cls)
+        self.context = context
+        self.vocab = vocab
+        self.block = block
+        self.causal_block = causal_block
+        self.stored = len(context)
+        self.length = self.stored + len(block)
+        self.reads = [np.array(read) + self.stored]
+        self.first_read = self.stored + read[0]
+        return self
+
+    @cached_property
+    def rows(self) -> np.ndarray:  # type: ignore[override]
+        return self.rows_between(0, self.length)
+
+    def rows_between(self, start: int, end: int) -> np.ndarray:
+        context = self.stored
+        rows = np.zeros((5, end - start), np.int32)
+        index = np.arange(start, end)
+        rows[POSITION] = index
+        before = max(0, min(context, end) - start)  # rows of context among them
+        rows[TOKEN, :before] = self.context[start : start + before]
+        rows[TOKEN, :before] += self.vocab
+        rows[LO, :before] = index[:before]  # itself: a row must see something
+        rows[HI, :before] = index[:before] + 1
+        rows[TOKEN, before:] = self.block[max(0, start - context) : max(0, end - context)]
+        rows[HORIZON:HI, before:] = context
+        rows[HI, before:] = index[before:] + 1 if self.causal_block else self.length
+        return rows
+
+    def about(self, text: np.ndarray) -> BlockPlan:
+        """The same of another text, whose last token the block begins with."""
+        block = [int(text[-1]), *self.block[1:]]
+        reads = (self.reads[0] - self.stored).tolist()
+        return BlockPlan.of(text[:-1], self.vocab, block, reads, self.causal_block)
+
+
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:
     """Rows of plain left-to-right text, and of a chain after it: each sees itself and all before
     it."""

@@ -1,6 +1,6 @@
 """Products and forwards on a CPU in C++, where a compiler is found: `forward.cpp` has the forward,
-`products.cpp` and `attention.cpp` its parts, `packing.cpp` what products take, `decoding.cpp` what
-runs several in a row.
+`products.cpp` and `attention.cpp` its parts, `packing.cpp` what products take; `writing.cpp` and
+`rounds.cpp` run several in a row.
 
 It is compiled once per machine, in some seconds, into the folder where what was measured is kept.
 Without a compiler, or where nothing is kept, torch's own operations serve.
@@ -68,7 +68,8 @@ FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 # Code that is no slower, in four fifths of the time; not every compiler knows them.
 QUICKER = ["-fno-unswitch-loops", "-fno-split-loops"]
 OWN_FLAGS = {
-    "decoding.cpp": ["-O2"],  # little time is spent in it: compiled in two thirds of the time
+    "rounds.cpp": ["-O2"],  # little time is spent in these: compiled in two thirds of the time
+    "writing.cpp": ["-O2"],
     "packing.cpp": ["-ffp-contract=off", "-O2", "-ftree-vectorize"],
 }
 MOST_SECONDS = 120  # of compiling

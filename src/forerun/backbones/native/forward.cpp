@@ -434,7 +434,6 @@ void look(const Model* model, const Looks* looks, const Context* given) {
     });
 }
 
-// The product of rows. `memory` has room for rows * inputs numbers.
 void product(const Matrix* matrix, const float* x, int64_t rows, float* memory, int64_t threads,
              float* y) {
     const Inputs inputs = inputs_of(*matrix, memory, rows);

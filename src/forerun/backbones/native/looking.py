@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.backbones.native.rounds import Runner
 from forerun.backbones.native.structures import (
     ContextFields,
+    LookingFields,
     LooksFields,
     MatrixFields,
     pointer,
 )
+from forerun.engine.backbone import RoundsAsked
 from forerun.engine.cache import Slots
 from forerun.engine.pack import Batch
 from forerun.engine.pages import PageTable
@@ -55,6 +58,15 @@ class BlockRows(NamedTuple):
         )
 
 
+class BlockDrafts(NamedTuple):
+    """What is drafted from a block: the likeliest tokens, each moved by the one before it."""
+
+    mask_token: int
+    tokens_N: Tensor | None  # that are ever drafted; None: all
+    before_VR: Tensor | None  # of the token before; None: nothing moves logits
+    after: NativeProduct | None  # what multiplies it
+
+
 class NativeDrafter:
     """A few layers over the hidden states of some layers of a target."""
 
@@ -65,8 +77,10 @@ class NativeDrafter:
         kept: Sequence[NativeProduct],  # keys and values of each layer
         norms: tuple[Tensor, Tensor | None],  # of what is fused, and of every hidden state
         target_layers: Sequence[int],
+        drafts: BlockDrafts | None,  # None: it takes part in no rounds
     ):
         self.forward = forward
+        self._drafts = drafts
         self._target_layers = target_layers
         self._alive = (fuse, kept, norms)  # what the structure points to
         matrices = (MatrixFields * len(kept))(*(product.matrix for product in kept))
@@ -87,6 +101,36 @@ class NativeDrafter:
         if is_context_T.all():  # of a text that is read in parts
             return torch.empty(0, self.forward.vocab)
         return self.forward(BlockRows.of(batch, ~is_context_T), slots)
+
+    def runner(
+        self,
+        places: tuple[Slots, Slots],  # its own, and the target's
+        asked: RoundsAsked,
+        target: Runner,
+        threads: Sequence[int],  # by rows
+        impossible: Sequence[int],  # among its logits
+    ) -> Runner:
+        """As it takes part in rounds of its target's."""
+        slots, source = places
+        how, forward = self._drafts, self.forward
+        assert how is not None, "it takes part in no rounds"
+        seen = max(text.draft_room for text in asked.texts)
+        block = max(text.block for text in asked.texts)  # all have the drafter's own
+        runner = forward.runner(slots, seen, threads, impossible)
+        most = len(threads) - 1
+        memory = torch.empty(forward.functions.look_memory(forward.address, self._at, most))
+        tokens, before, after = how.tokens_N, how.before_VR, how.after
+        rank = 0 if before is None else before.shape[1]
+        drafted = forward.vocab if tokens is None else len(tokens)
+        moved = torch.empty(len(asked.texts) * (drafted + 2 * rank))
+        looking = LookingFields(
+            self._at, self._states_in(source), target.rows, block, how.mask_token,
+            drafted, pointer(tokens), drafted < forward.vocab, rank, pointer(before),
+            None if after is None else ctypes.addressof(after.matrix),
+            moved.data_ptr(), memory.data_ptr(),
+        )  # fmt: skip
+        runner.look(ctypes.addressof(looking), (looking, moved, memory, target))
+        return runner
 
     def _look(self, rows: Sequence[np.ndarray], slots: Slots, source: Slots) -> None:
         """Write keys and values of rows: their positions, their slots, those of the target."""

@@ -127,6 +127,10 @@ extern "C" {
 // Rows to logits. A row sees so many slots at most.
 void forward(const forerun::Model* model, const forerun::Rows* rows, int64_t slots);
 
+// The product of rows. `memory` has room for rows * inputs numbers.
+void product(const forerun::Matrix* matrix, const float* x, int64_t rows, float* memory,
+             int64_t threads, float* y);
+
 // Make keys and values of what a drafter looks at.
 void look(const forerun::Model* model, const forerun::Looks* looks, const forerun::Context* context);
 

@@ -135,5 +135,34 @@ inline float largest(const float* x, int64_t count) {
     return most;
 }
 
+// The largest of some numbers, as `largest` says; NAN if one is none.
+inline float largest_or_none(const float* x, int64_t count) {
+    decltype(Lanes{} != Lanes{}) nones = {};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const Lanes some = load<Lanes>(x + i);
+        nones |= some != some;
+    }
+    int32_t none = 0;
+    for (int k = 0; k < LANES; ++k) none |= nones[k];
+    for (; i < count; ++i) none |= x[i] != x[i];
+    return none ? NAN : largest(x, count);
+}
+
+// The first of the likeliest; -1 where nothing is possible, or something is no number.
+inline int64_t likeliest(const float* logits, int64_t count) {
+    constexpr int64_t some = 512;
+    float most = -INFINITY;
+    int64_t place = -1;
+    for (int64_t i = 0; i < count; i += some) {
+        const float own = largest_or_none(logits + i, std::min(some, count - i));
+        if (own != own) return -1;
+        if (own <= most) continue;
+        most = own;
+        place = i;
+    }
+    return place < 0 ? -1 : std::find(logits + place, logits + count, most) - logits;
+}
+
 }  // namespace
 }  // namespace forerun

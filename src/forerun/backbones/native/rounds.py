@@ -1,4 +1,4 @@
-"""Rounds of drafts and verdicts in one call of C++ (`go_on` in `decoding.cpp`)."""
+"""Rounds of drafts and verdicts in one call of C++ (`rounds.cpp`)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class _Runner(ctypes.Structure):
         ("model", c_void_p), ("rows", c_void_p), ("most_rows", c_int64), ("slots", c_int64),
         ("threads", c_void_p), ("seconds", c_void_p), ("forwards", c_void_p),
         ("looked_at", c_void_p), ("impossible", c_void_p), ("impossible_count", c_int64),
+        ("looking", c_void_p),
     ]  # fmt: skip
 
 
@@ -28,7 +29,8 @@ class _Rounds(ctypes.Structure):
         ("texts", c_int64), ("vocab", c_int64), ("rounds", c_int64), ("longest", c_int64),
         ("first_ends", c_int64), ("seconds", c_double), ("tokens", c_void_p), ("pitch", c_int64),
         ("length", c_void_p), ("reach", c_void_p), ("held", c_void_p), ("lanes", c_void_p),
-        ("wanted", c_void_p), ("room", c_void_p), ("most", c_void_p), ("run", c_void_p),
+        ("wanted", c_void_p), ("room", c_void_p), ("draft_room", c_void_p), ("most", c_void_p),
+        ("run", c_void_p),
         ("mask", c_void_p), ("shifted", c_void_p),
         ("ends", c_void_p), ("ends_until", c_void_p), ("found", c_void_p), ("stop", c_void_p),
     ]  # fmt: skip
@@ -57,6 +59,16 @@ class Runner:
         arrays = (self._threads, self._seconds, self._forwards, self._looked_at, self._impossible)
         at = [array.ctypes.data for array in arrays]
         self.given = _Runner(model, ctypes.addressof(rows), most, slots, *at, len(self._impossible))
+
+    @property
+    def rows(self) -> int:
+        """Where it is written where its slots are."""
+        return ctypes.addressof(self._rows)
+
+    def look(self, looking: int, alive: object) -> None:
+        """Have it look into its target, in the way that is written there."""
+        self._alive = self._alive, alive
+        self.given.looking = looking
 
     def forwards(self) -> Forwards:
         """What it was made to do."""
@@ -105,6 +117,7 @@ def _numbers(text: DraftingText) -> tuple[int, ...]:
         text.lane,
         text.wanted,
         text.room,
+        text.draft_room,
         text.most,
         text.run,
         -1 if text.mask is None else text.mask,

@@ -1,4 +1,4 @@
-"""What C++ is given, as `model.h` and `decoding.cpp` have it."""
+"""What C++ is given, as `model.h`, `writing.cpp` and `rounds.cpp` have it."""
 
 from __future__ import annotations
 
@@ -66,4 +66,13 @@ class ContextFields(ctypes.Structure):
     _fields_ = [
         ("rows", c_int64), ("threads", c_int64), ("positions", c_void_p), ("slots", c_void_p),
         ("sources", c_void_p), ("states", c_void_p), ("kept", c_void_p), ("memory", c_void_p),
+    ]  # fmt: skip
+
+
+class LookingFields(ctypes.Structure):
+    _fields_ = [
+        ("looks", c_void_p), ("states", c_void_p), ("target", c_void_p), ("block", c_int64),
+        ("mask", c_int64), ("drafted", c_int64), ("tokens", c_void_p), ("gathers", c_int64),
+        ("rank", c_int64), ("before", c_void_p), ("after", c_void_p), ("moved", c_void_p),
+        ("memory", c_void_p),
     ]  # fmt: skip

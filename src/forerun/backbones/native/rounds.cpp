@@ -1,5 +1,4 @@
-// Forwards in a row: likeliest tokens that are written one after the other, and rounds of drafts and
-// verdicts on them.
+// Rounds of drafts and verdicts on them: drafts are copies of a text's own, or what a second model says.
 
 #include "model.h"
 #include "numbers.h"
@@ -11,21 +10,20 @@ using namespace forerun;
 
 namespace {
 
-// Texts that go on with their likeliest tokens, one row each.
-struct Texts {
-    int64_t steps, vocab, keeps;  // does it keep the logits of every step?
-    int64_t* tokens;  // the rows as they move on
-    int64_t* positions;
-    int64_t* slots;
-    int32_t* horizon;
-    const int64_t* wanted;  // tokens of each text
-    const int64_t* ends;  // tokens that end one, text after text
-    const int64_t* ends_until;  // where each text's are over
-    const int64_t* impossible;
-    int64_t impossible_count;
-    int64_t* drawn;  // [step][text]
-    float* logits;  // [step][text][vocab], or of one step; those of the first are given
-    const volatile int64_t* stop;  // looked at after each token, unless null: if set, no more
+// A drafter that looks into its target: how, and what it drafts from a block behind a text.
+struct Looking {
+    const Looks* looks;
+    const float* const* states;  // of the target
+    const Rows* target;  // whose pages say where they are
+    int64_t block, mask;  // its rows, and what stands for those behind the last token
+    int64_t drafted;  // tokens that it ever drafts
+    const int64_t* tokens;  // these; null: all
+    int64_t gathers;  // are its logits of all tokens all the same?
+    int64_t rank;  // of a correction by the token before, added to logits; 0: there is none
+    const float* before;  // [token][rank]
+    const Matrix* after;
+    float* moved;  // memory for logits of all texts, and for the rows that corrections are made of
+    float* memory;  // for rows of context
 };
 
 // A model that takes part in rounds of drafts and verdicts.
@@ -37,8 +35,11 @@ struct Runner {
     double* seconds;  // that forwards of so many rows took
     int64_t* forwards;  // how many of so many rows there were
     int64_t* looked_at;  // two numbers: (row, slot) pairs, and slots
-    const int64_t* impossible;
+    const int64_t* impossible;  // among its logits
     int64_t impossible_count;
+    const Looking* looking;  // unless it is a model of its own
+
+    int64_t outputs() const { return model->head.outputs; }
 };
 
 // Texts that go on by drafts and verdicts on them, round after round.
@@ -54,6 +55,7 @@ struct Rounds {
     const int64_t* lanes;
     const int64_t* wanted;  // tokens that a text has when it is full
     const int64_t* room;  // slots that it may write to
+    const int64_t* draft_room;  // and the model that drafts
     const int64_t* most;  // tokens of a draft
     const int64_t* run;  // of last tokens that is looked up for a copy; 0: a model drafts
     const int64_t* mask;  // what stands for a blank, if that one fills blanks; else -1
@@ -64,48 +66,9 @@ struct Rounds {
     const volatile int64_t* stop;  // looked at after each round: if set, no more
 };
 
-// The largest of some numbers, as `largest` says; NAN if one is none.
-inline float largest_or_none(const float* x, int64_t count) {
-    decltype(Lanes{} != Lanes{}) nones = {};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const Lanes some = load<Lanes>(x + i);
-        nones |= some != some;
-    }
-    int32_t none = 0;
-    for (int k = 0; k < LANES; ++k) none |= nones[k];
-    for (; i < count; ++i) none |= x[i] != x[i];
-    return none ? NAN : largest(x, count);
-}
-
-// The first of the likeliest; -1 where nothing is possible, or something is no number.
-int64_t likeliest(const float* logits, int64_t count) {
-    constexpr int64_t some = 512;
-    float most = -INFINITY;
-    int64_t place = -1;
-    for (int64_t i = 0; i < count; i += some) {
-        const float own = largest_or_none(logits + i, std::min(some, count - i));
-        if (own != own) return -1;
-        if (own <= most) continue;
-        most = own;
-        place = i;
-    }
-    return place < 0 ? -1 : std::find(logits + place, logits + count, most) - logits;
-}
-
-bool has_ended(const Texts& texts, int64_t text, int64_t written, int64_t token) {
-    const int64_t first = text ? texts.ends_until[text - 1] : 0;
-    const int64_t* end = texts.ends + texts.ends_until[text];
-    return written >= texts.wanted[text] || std::find(texts.ends + first, end, token) != end;
-}
-
-// Give a row its next token, and the place for it.
-void move_on(const Texts& texts, const Rows& rows, int64_t text, int64_t token, int64_t steps) {
-    const int64_t place = texts.positions[text] += steps;
-    const int64_t page = rows.lanes[text] * rows.pages_per_lane + place / rows.page_size;
-    texts.tokens[text] = std::max<int64_t>(token, 0);
-    texts.slots[text] = rows.pages[page] + place % rows.page_size;
-    texts.horizon[text] += static_cast<int32_t>(steps);
+int64_t slot_of(const Rows& rows, int64_t lane, int64_t place) {
+    const int64_t page = rows.pages[lane * rows.pages_per_lane + place / rows.page_size];
+    return page + place % rows.page_size;
 }
 
 // The rows of a forward, text by text.
@@ -153,13 +116,38 @@ struct Laid {
         of.looked_at[1] += count;
     }
 
+    // A block behind so many tokens of a text: the next one, and masks. All see what is before them and
+    // each other. The first masks are read.
+    void add_block(int64_t lane, int64_t token, const Looking& looking, int64_t first,
+                   int64_t reads) {
+        const int64_t end = first + looking.block;
+        for (int64_t place = first; place < end; ++place) {
+            if (place > first && place <= first + reads) read.push_back(tokens.size());
+            add_row(lane, place == first ? token : looking.mask, place);
+            horizon.push_back(static_cast<int32_t>(first));
+            lo.push_back(static_cast<int32_t>(first));
+            hi.push_back(static_cast<int32_t>(end));
+        }
+    }
+
     void add_row(int64_t lane, int64_t token, int64_t place) {
-        const Rows& rows = *of.rows;
         tokens.push_back(token);
         positions.push_back(place);
-        const int64_t page = rows.pages[lane * rows.pages_per_lane + place / rows.page_size];
-        slots.push_back(page + place % rows.page_size);
+        slots.push_back(slot_of(*of.rows, lane, place));
         lanes.push_back(lane);
+    }
+};
+
+// Rows of texts that a drafter looks at.
+struct Seen {
+    std::vector<int64_t> positions, slots, sources;
+
+    void add(const Runner& of, int64_t lane, int64_t first, int64_t end) {
+        for (int64_t place = first; place < end; ++place) {
+            positions.push_back(place);
+            slots.push_back(slot_of(*of.rows, lane, place));
+            sources.push_back(slot_of(*of.looking->target, lane, place));
+        }
     }
 };
 
@@ -186,12 +174,13 @@ int64_t copy_on(int32_t* text, int64_t length, int64_t run, int64_t most) {
 // One launch: what the texts have come to.
 struct Launch {
     Rounds& all;
+    const Runner* drafter;  // unless all drafts are copies
     std::vector<int64_t> wished, drafted, accepted, token;
     std::vector<bool> over;
 
-    explicit Launch(Rounds& rounds)
-        : all(rounds), wished(rounds.texts), drafted(rounds.texts), accepted(rounds.texts),
-          token(rounds.texts), over(rounds.texts, false) {}
+    Launch(Rounds& rounds, const Runner* by)
+        : all(rounds), drafter(by), wished(rounds.texts), drafted(rounds.texts),
+          accepted(rounds.texts), token(rounds.texts), over(rounds.texts, false) {}
 
     int32_t* text(int64_t i) const { return all.tokens + i * all.pitch; }
 
@@ -207,6 +196,9 @@ struct Launch {
             wished[i] = std::min(all.most[i], all.wanted[i] - all.length[i] - 1);
             if (all.run[i] && all.reach[i] >= 0) wished[i] = std::min(wished[i], all.reach[i]);
             if (all.length[i] + wished[i] > all.room[i]) return false;
+            if (!drafts_by_model(i)) continue;
+            const int64_t more = drafter->looking ? drafter->looking->block - 1 : wished[i];
+            if (all.length[i] + more > all.draft_room[i]) return false;
         }
         return true;
     }
@@ -222,6 +214,11 @@ struct Launch {
     }
 
     bool drafts_by_model(int64_t i) const { return !over[i] && !all.run[i] && wished[i]; }
+
+    // Token after token, by a model of its own?
+    bool drafts_in_turn(int64_t i) const {
+        return !all.run[i] && all.mask[i] < 0 && !(drafter && drafter->looking);
+    }
 
     // Fill blanks behind the texts, all of a text at once. Is every drafted token possible?
     bool fill_blanks(Laid& laid) {
@@ -250,12 +247,89 @@ struct Launch {
         return true;
     }
 
+    // Look into the target, and fill a block of masks behind each text. Is every drafted token possible?
+    bool look(Laid& laid) {
+        const Runner& of = laid.of;
+        std::vector<int64_t> asked;
+        Seen seen;
+        laid.clear();
+        for (int64_t i = 0; i < all.texts; ++i) {
+            if (!drafts_by_model(i)) continue;
+            asked.push_back(i);
+            const int64_t lane = all.lanes[i], first = all.length[i] - 1;
+            seen.add(of, lane, all.held[i], first);
+            laid.add_block(lane, text(i)[first], *of.looking, first, wished[i]);
+            const int64_t rows = first - all.held[i] + of.looking->block;
+            of.looked_at[0] += rows * (first + of.looking->block);
+            of.looked_at[1] += first + of.looking->block;
+            all.held[i] = first;
+        }
+        if (asked.empty()) return true;
+        run(laid, &seen);
+        return draw_chains(of, asked);
+    }
+
+    // Give each its likeliest tokens, one after the other, each moved by the one before it.
+    bool draw_chains(const Runner& of, std::vector<int64_t> asked) {
+        const Looking& looking = *of.looking;
+        std::vector<const float*> logits;
+        const float* at = of.rows->logits;
+        for (const int64_t i : asked) {
+            logits.push_back(at);
+            at += wished[i] * of.outputs();
+        }
+        while (!asked.empty()) {
+            if (looking.rank) correct(of, asked);
+            size_t left = 0;
+            for (size_t n = 0; n < asked.size(); ++n) {
+                const int64_t i = asked[n];
+                const float* own = of_drafted(looking, logits[n], looking.moved + n * looking.drafted);
+                const int64_t place = likeliest(own, looking.drafted);
+                if (place < 0) return false;
+                const int64_t found = looking.tokens ? looking.tokens[place] : place;
+                text(i)[all.length[i] + drafted[i]++] = static_cast<int32_t>(found);
+                if (drafted[i] == wished[i] || ends(i, found)) continue;
+                asked[left] = i;
+                logits[left++] = logits[n] + of.outputs();
+            }
+            asked.resize(left);
+        }
+        return true;
+    }
+
+    // What the last token of each moves logits by.
+    void correct(const Runner& of, const std::vector<int64_t>& asked) {
+        const Looking& looking = *of.looking;
+        const int64_t count = asked.size(), rank = looking.rank;
+        float* rows = looking.moved + count * looking.drafted;
+        for (int64_t n = 0; n < count; ++n) {
+            const int64_t i = asked[n], last = text(i)[all.length[i] + drafted[i] - 1];
+            std::copy_n(looking.before + last * rank, rank, rows + n * rank);
+        }
+        product(looking.after, rows, count, rows + count * rank, of.threads[count], looking.moved);
+    }
+
+    // Logits of the tokens that are drafted, moved by what is in `to` if there are corrections.
+    static const float* of_drafted(const Looking& looking, const float* logits, float* to) {
+        if (!looking.rank && !looking.gathers) return logits;
+        for (int64_t i = 0; i < looking.drafted; ++i) {
+            const float own = looking.gathers ? logits[looking.tokens[i]] : logits[i];
+            to[i] = looking.rank ? own + to[i] : own;
+        }
+        return to;
+    }
+
+    // Have the model draft. Is every drafted token possible?
+    bool draft(Laid& laid) {
+        return laid.of.looking ? look(laid) : fill_blanks(laid) && draft_in_turn(laid);
+    }
+
     // Token after token. Is every drafted token possible?
-    bool draft_by(Laid& laid) {
+    bool draft_in_turn(Laid& laid) {
         std::vector<int64_t> asked, next;
         laid.clear();
         for (int64_t i = 0; i < all.texts; ++i) {
-            if (!drafts_by_model(i) || all.mask[i] >= 0) continue;
+            if (!drafts_by_model(i) || !drafts_in_turn(i)) continue;
             asked.push_back(i);
             laid.add(all.lanes[i], text(i), all.held[i], all.length[i], all.length[i] - 1);
         }
@@ -323,7 +397,7 @@ struct Launch {
             const int64_t n = accepted[i];
             int32_t* draft = text(i) + all.length[i];
             if (drafted[i] && all.reach[i] >= 0) all.reach[i] = 2 * n + 1;
-            if (drafted[i] && !all.run[i] && all.mask[i] < 0)
+            if (drafted[i] && drafts_in_turn(i))
                 all.held[i] = all.length[i] + std::min(n, drafted[i] - 1);
             const bool accepted_end = n && ends(i, draft[n - 1]);
             draft[n] = static_cast<int32_t>(token[i]);
@@ -334,11 +408,11 @@ struct Launch {
         }
     }
 
-    void run(Laid& laid) {
+    void run(Laid& laid, const Seen* seen = nullptr) {
         const Runner& of = laid.of;
-        const int64_t count = laid.tokens.size();
+        const int64_t looked = seen ? seen->slots.size() : 0, count = looked + laid.tokens.size();
         Rows rows = *of.rows;
-        rows.rows = count;
+        rows.rows = laid.tokens.size();
         rows.reads = laid.read.size();
         rows.threads = of.threads[count];
         rows.tokens = laid.tokens.data();
@@ -350,12 +424,21 @@ struct Launch {
         rows.hi = laid.hi.data();
         rows.read = laid.read.data();
         const Clock::time_point begin = Clock::now();
+        if (looked) look_at(of, *seen, rows.threads);
         forward(of.model, &rows, of.slots);
         of.seconds[count] += seconds_since(begin);
         ++of.forwards[count];
         for (int64_t row = 0; row < rows.reads; ++row)
             for (int64_t i = 0; i < of.impossible_count; ++i)
-                rows.logits[row * all.vocab + of.impossible[i]] = -INFINITY;
+                rows.logits[row * of.outputs() + of.impossible[i]] = -INFINITY;
+    }
+
+    static void look_at(const Runner& of, const Seen& seen, int64_t threads) {
+        const Context context = {
+            static_cast<int64_t>(seen.slots.size()), threads, seen.positions.data(),
+            seen.slots.data(), seen.sources.data(), of.looking->states, of.rows->kept,
+            of.looking->memory};
+        ::look(of.model, of.looking->looks, &context);
     }
 };
 
@@ -363,39 +446,10 @@ struct Launch {
 
 extern "C" {
 
-// Write on until all texts have ended. How many tokens each has then.
-int64_t write_on(const Model* model, Rows* rows, Texts* given, int64_t slots) {
-    Texts& texts = *given;
-    const int64_t count = rows->rows, size = count * texts.vocab;
-    int64_t running = count;
-    std::vector<bool> over(count, false);
-    float* logits = texts.logits;
-    for (int64_t step = 0;; ++step) {
-        for (int64_t text = 0; text < count; ++text) {
-            const int64_t token = likeliest(logits + text * texts.vocab, texts.vocab);
-            texts.drawn[step * count + text] = token;
-            if (!over[text] && has_ended(texts, text, step + 1, token)) {
-                over[text] = true;
-                --running;
-            }
-        }
-        if (!running || step + 1 == texts.steps) return step + 1;
-        if (texts.stop && *texts.stop) return step + 1;
-        for (int64_t text = 0; text < count; ++text)
-            move_on(texts, *rows, text, texts.drawn[step * count + text], step > 0);
-        if (texts.keeps) logits += size;
-        rows->logits = logits;
-        forward(model, rows, slots);
-        for (int64_t text = 0; text < count; ++text)
-            for (int64_t i = 0; i < texts.impossible_count; ++i)
-                logits[text * texts.vocab + texts.impossible[i]] = -INFINITY;
-    }
-}
-
 // Draft and judge until all texts have ended. How many rounds that took.
 int64_t go_on(const Runner* target, const Runner* drafter, Rounds* given) {
     Rounds& all = *given;
-    Launch launch(all);
+    Launch launch(all, drafter);
     Laid judged(*target), drafts(drafter ? *drafter : *target);
     const Clock::time_point begin = Clock::now();
     double before = 0, longest = 0;
@@ -403,7 +457,7 @@ int64_t go_on(const Runner* target, const Runner* drafter, Rounds* given) {
     for (int64_t round = 0; round < all.rounds; ++round) {
         if (*all.stop || before + longest > all.seconds || !launch.wish()) return round;
         launch.draft_copies();
-        if (drafter && !(launch.fill_blanks(drafts) && launch.draft_by(drafts))) return round;
+        if (drafter && !launch.draft(drafts)) return round;
         if (!launch.judge(judged)) return round;
         launch.note(round);
         launch.move_on(one_ended, all_ended);
