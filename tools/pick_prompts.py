@@ -4,10 +4,13 @@ questions.
     python tools/pick_prompts.py --corpus CODE.jsonl.xz --questions GSM8K/train.jsonl \\
         --avoid HumanEval.jsonl GSM8K/test.jsonl question.jsonl --tokenizer QWEN --out prompts.jsonl
 
+    python tools/pick_prompts.py --corpus CODE.jsonl.xz --beginnings 40000 --tokenizer M --out ...
+
 A line of the corpus is {"text": a file's text}. Nothing is taken that shares eight words in a row
 with a file to avoid, nor a function that has the name of one that HumanEval asks for. With a
 tokenizer, some prompts are chats whose answer has begun, as HumanEval is usually asked. Lines of
-the result are {"chat": question} or {"text": beginning}.
+the result are {"chat": question} or {"text": beginning}. For a model without a chat template
+`--beginnings` takes as many pieces of what the corpus does not hold out, which are to be continued.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import NamedTuple
 WORDS = 8  # in a row that no prompt may share with what is avoided
 LONGEST_HEAD = 520  # characters of a function's first lines
 LONGEST_SCRIPT = 256  # tokens of a chat that has begun
+LEAST_BEGUN, MOST_BEGUN = 24, 160  # tokens of a piece that is to be continued
 REFERENCES = ("deprecated", ":class:", ":meth:", ":func:")
 
 SCRIPT = (
@@ -136,6 +140,19 @@ def chat_that_has_begun(name: str | None) -> Callable[[str, str], str | None]:
     return begun
 
 
+def beginnings(corpus: Path, name: str, count: int, rng: random.Random) -> Iterator[dict]:
+    """Pieces of files that are not held out, each from the beginning of a line to anywhere."""
+    from forerun.train.data import documents
+    from forerun.train.networks import load_tokenizer
+
+    tokenizer = load_tokenizer(name)
+    texts = [text for text, held_out in documents(str(corpus)) if not held_out]
+    for text in rng.choices(texts, [len(text) for text in texts], k=count):
+        start = text.rfind("\n", 0, rng.randrange(len(text))) + 1
+        piece = tokenizer(text[start : start + 4 * MOST_BEGUN], add_special_tokens=False).input_ids
+        yield {"text": tokenizer.decode(piece[: rng.randint(LEAST_BEGUN, MOST_BEGUN)])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--corpus", required=True, type=Path)
@@ -143,10 +160,17 @@ def main() -> None:
     parser.add_argument("--avoid", nargs="*", default=[], type=Path)
     parser.add_argument("--tokenizer")
     parser.add_argument("--ways", type=int, default=3, help="in which each function is asked for")
+    parser.add_argument("--beginnings", type=int, help="so many pieces of code, and nothing else")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, type=Path)
     flags = parser.parse_args()
     rng = random.Random(flags.seed)
+    if flags.beginnings:
+        if flags.tokenizer is None:
+            parser.error("--beginnings needs --tokenizer")
+        pieces = beginnings(flags.corpus, flags.tokenizer, flags.beginnings, rng)
+        flags.out.write_text("".join(json.dumps(one) + "\n" for one in pieces))
+        return
     avoided = [json.loads(line) for file in flags.avoid for line in file.open()]
     banned = {run for one in avoided for text in strings(one) for run in word_runs(text)}
     names = {one.get("entry_point") for one in avoided if isinstance(one, dict)}

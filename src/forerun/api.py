@@ -926,7 +926,7 @@ class Model:
                 self._add_draft_model(model)
             return model
 
-    def _feature_drafter(self, name: str) -> Model:
+    def _feature_drafter(self, name: str, bits: str | None) -> Model:
         """A drafter that looks into this model, as a draft model."""
         if not isinstance(self.backbone, LeanBackbone):
             raise NotAble(
@@ -935,7 +935,7 @@ class Model:
             )
         folder = drafters.find_drafter(name, self.name, self.backbone)
         drafter = drafters.read_drafter(folder, self.backbone.dtype, self.backbone.device)
-        backbone = FeatureBackbone(drafter, self.backbone, name)
+        backbone = FeatureBackbone(drafter, self.backbone, name, bits)
         family = drafters.family_of(drafter, self.vocab, backbone.markov_after)
         return Model(name, family, backbone, self.tokenizer, lanes=1, threaded=False)
 
@@ -959,9 +959,11 @@ class Model:
 
     def _loaded_draft(self, name: str, greedy: bool) -> Model:
         if names_drafter(name):
-            if (name, None) not in self._draft_models:
-                self._draft_models[name, None] = self._feature_drafter(name)
-            return self._draft_models[name, None]
+            # Rows of a block share each weight, so that fewer than 8 bits bring little.
+            bits = self._draft_bits(greedy) and "int8"
+            if (name, bits) not in self._draft_models:
+                self._draft_models[name, bits] = self._feature_drafter(name, bits)
+            return self._draft_models[name, bits]
         try:
             return self._in_bits(name, self._draft_bits(greedy))
         except ForerunError as error:

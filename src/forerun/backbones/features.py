@@ -39,11 +39,10 @@ from forerun.errors import BadCheckpoint
 
 
 class Taker(NamedTuple):
-    """Takes matrices over in the kind of product that is fastest where the target runs. Beside a
-    target in few bits on a CPU a drafter has 8: a block's rows share each weight, and a draft need
-    not be as precise."""
+    """Takes matrices over in the kind of product that is fastest where the target runs."""
 
     target: LeanBackbone
+    bits: str | None
     paired: int | None = None  # interleave the halves of query and key heads of so many numbers
 
     def matrix(self, weights: Sequence[Tensor]) -> Matrix:
@@ -51,8 +50,8 @@ class Taker(NamedTuple):
         joined_OI = joined([weight.detach() for weight in weights])
         if self.target.capturable:  # by kernels, which take tensors
             return joined_OI.t()
-        if self.target.quantize:
-            return quantised_product(joined_OI, None, "int8")[1]
+        if self.bits:
+            return quantised_product(joined_OI, None, self.bits)[1]
         return native_product(joined_OI, None, None) or joined_OI.t()
 
     def heads(self, weight: Tensor) -> Tensor:
@@ -63,10 +62,10 @@ class Taker(NamedTuple):
 class FewTokens:
     """The target's head for the tokens that a drafter ever drafts; all others are impossible."""
 
-    def __init__(self, target: LeanBackbone, tokens_N: Tensor):
+    def __init__(self, take: Taker, tokens_N: Tensor):
+        target = take.target
         self.target = target
         self.tokens_N = tokens_N
-        take = Taker(target)
         # A packed head has no columns that could be taken; an embedding that is the head does.
         self.head: Matrix | None = None
         if isinstance(target.head, Tensor):
@@ -122,7 +121,13 @@ class TakenLayer(NamedTuple):
 class FeatureBackbone(SlottedBackbone):
     """Embedding and head are the target's. `source` is where the target keeps hidden states."""
 
-    def __init__(self, drafter: FeatureDrafter, target: LeanBackbone, name: str = "drafter"):
+    def __init__(
+        self,
+        drafter: FeatureDrafter,
+        target: LeanBackbone,
+        name: str = "drafter",
+        bits: str | None = None,  # of its matrices, where no kernels run it
+    ):
         shape = drafter.shape
         if shape.hidden != target.embed.shape[1] or shape.vocab < target.vocab:
             raise BadCheckpoint(
@@ -152,8 +157,10 @@ class FeatureBackbone(SlottedBackbone):
         # Its products are small: waiting for each other may take threads longer than multiplying.
         self._threads = ThreadChoice() if self.device.type == "cpu" else None
         tokens = drafter.drafted_tokens
-        self._few = None if tokens is None else FewTokens(target, tokens[tokens < target.vocab])
-        take = Taker(target, self.head_dim if self._runs_natively else None)
+        take = Taker(target, bits)
+        self._few = None if tokens is None else FewTokens(take, tokens[tokens < target.vocab])
+        if self._runs_natively:
+            take = take._replace(paired=self.head_dim)
         self._stack = [TakenLayer.of(layer, take) for layer in drafter.stack]
         self._fusing = take.matrix([drafter.fc.weight])
         for weight in (*drafter.layers.parameters(), drafter.fc.weight):

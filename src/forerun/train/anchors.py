@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.engine.cache import available_bytes
 from forerun.errors import BadOption
 from forerun.train.frozen import FrozenTarget
 from forerun.train.own_text import CODE, GREEDY, OwnText
@@ -157,10 +158,9 @@ class KeptFeatures:
     @staticmethod
     def room(device: torch.device) -> float:
         """Bytes that they may take."""
-        if device.type != "cuda":
-            return 0.0
-        torch.cuda.empty_cache()  # of what own text was written with
-        return 0.6 * torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of what own text was written with
+        return 0.6 * available_bytes(device)
 
     def _keep(self, blocks: Blocks) -> None:
         """Of whole texts; what lies behind a text in its row is another text's."""
