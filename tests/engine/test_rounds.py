@@ -676,14 +676,40 @@ def test_auto_counts_on_the_rounds_that_follow_a_copy(launch, launches, monkeypa
     assert bool(found.stats.choices.get("lookup")) == bool(launch), found.stats.choices
 
 
+@pytest.mark.parametrize("kind", ["model", "looking"])
+def test_auto_has_a_draft_model_draft_on_and_learns_from_every_verdict(
+    kind, launches, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(StepCosts, "rows_are_cheap", property(lambda self: False))
+    counted = []
+    learn = sources.Drafted.learn
+    monkeypatch.setattr(
+        sources.Drafted, "learn", lambda self, *seen: counted.append(seen) or learn(self, *seen)
+    )
+    m = model()
+    m.backbone.step_costs = {1: 1e-3, 2: 1.01e-3, 8: 1.02e-3, 128: 4e-3}
+    m.host.costs.launch = 2.5e-2
+    draft = model(noise=0.002) if kind == "model" else looking_drafter(tmp_path, LOOKING[1])
+    m.draft_model(draft).backbone.step_costs = {1: 1e-5, 128: 2e-5}
+    how = dict(max_tokens=90, ignore_eos=True)
+    prompt = [*range(100, 130)]  # of which nothing is copied at first
+    found = m.generate(prompt, method="auto", draft=draft, **how)
+    assert found.token_ids == model().generate(prompt, method="ar", **how).token_ids
+    assert found.stats.choices.get("draft") and any(made.drafting for made in launches)
+    drafts = [event for event in found.trace if event.drafted]
+    rounds = [one for made in launches if made.drafting for one in made.rounds[0]]
+    assert len(rounds) > 5 and len(counted) > len(rounds)
+    assert len(counted) <= len(drafts)
+
+
 def test_auto_counts_on_no_rounds_where_none_came(launches, monkeypatch):
     """As of a request that is penalised: each verdict is asked for."""
     monkeypatch.setattr(StepCosts, "rows_are_cheap", property(lambda self: False))
     asked = []
     behind = sources.Copies.round_behind
 
-    def note(self):
-        asked.append((self._alone, behind(self)))
+    def note(self, k):
+        asked.append((self._alone, behind(self, k)))
         return asked[-1][1]
 
     monkeypatch.setattr(sources.Copies, "round_behind", note)

@@ -54,7 +54,8 @@ class FeaturesDrafter:
         return not self.adapt
 
     def forwards(self, k: int) -> Sequence[int]:
-        return [1] * k if self.model.family.autoregressive else [k]
+        family = self.model.family
+        return [1] * k if family.autoregressive else [family.block + 1]  # whatever is read of it
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
         family = self.model.family

@@ -265,13 +265,13 @@ class BatchChooser:
         highest_unmade = 0.0
         for offer, reached in promises:
             expected = 1.0
-            behind = self._rounds_behind(offer, len(reached), tokens)
             to_begin = offer.seconds_to_begin() / self.seq.remaining  # a share for each token
             for k, chance in enumerate(reached, 1):
                 expected += chance
                 if k not in offer.lengths:
                     continue
                 seconds = steps[k] + max(model_works, offer.seconds(k)) + to_begin * expected
+                behind = self._rounds_behind(offer, k, tokens)
                 if behind.tokens:  # at the pace of both
                     seconds += behind.seconds
                     seconds *= expected / (expected + behind.tokens)
@@ -292,11 +292,11 @@ class BatchChooser:
     def _rounds_behind(self, offer: O, drafted: int, others: float) -> RoundsBehind:
         """What follows a draft of this offer by itself: rounds take no time of the host's. Beside
         others, who would have to draft alike, none are expected."""
-        each = offer.round_behind() if self.costs.launch and not others else None
+        each = offer.round_behind(drafted) if self.costs.launch and not others else None
         if each is None:
             return NO_ROUNDS
         slower = self.costs.forward(math.ceil(each.rows)) / self.costs.forward(1)
-        seconds = slower * self.costs.plain(1)
+        seconds = slower * self.costs.plain(1) + each.seconds
         left = self.seq.remaining - drafted
         count = int(min(self.costs.launch / seconds, left / each.tokens))
         if count < FEWEST_ROUNDS:

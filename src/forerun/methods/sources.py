@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from itertools import accumulate
+from operator import mul
 
 from forerun.drafters.adaptive import ALWAYS
 from forerun.drafters.base import (
@@ -12,6 +14,8 @@ from forerun.drafters.base import (
     Draft,
     Drafter,
     ModelDraft,
+    draft_seconds,
+    drafts_alike,
     spelled_out,
     without_waste,
 )
@@ -46,6 +50,7 @@ class Source(ABC):
         self.seq = seq
         self.target = target
         self.known_as = self.name
+        self._alone = 0  # verdicts in a row that no rounds followed, though they might have
 
     @abstractmethod
     def chances(self, most: int) -> Sequence[float]:
@@ -60,8 +65,21 @@ class Source(ABC):
         """What must be done once before it can draft."""
         return 0.0
 
-    def round_behind(self) -> ExpectedRound | None:
-        """Each of the rounds that follow a draft of its by themselves, if any do."""
+    @property
+    def goes_on(self) -> bool:
+        """May the engine draft on in the same way, behind a verdict? On a CPU, where a step takes
+        the host as long as a forward of a small model, it does so for a few rounds before anything
+        is chosen again."""
+        return False
+
+    def round_behind(self, k: int) -> ExpectedRound | None:
+        """Each of the rounds that follow a draft of k tokens by themselves, if any do."""
+        if not self.goes_on or self._alone >= GIVE_UP:
+            return None
+        return self.expected_round(k)
+
+    def expected_round(self, k: int) -> ExpectedRound | None:
+        """One of them, for who goes on."""
         return None
 
     @abstractmethod
@@ -70,7 +88,11 @@ class Source(ABC):
 
     async def judge(self, draft: Draft) -> int:
         """Have a draft judged. How many of its tokens were accepted."""
-        return await judge(self.seq, self.target, draft)
+        seq = self.seq
+        before = seq.trace.forwards
+        accepted = await judge(seq, self.target, draft, repeats=ALWAYS if self.goes_on else 0)
+        self._alone = 0 if seq.trace.forwards > before + 1 else self._alone + 1
+        return accepted
 
     @abstractmethod
     def learn(self, drafted: int, accepted: int) -> None:
@@ -86,7 +108,6 @@ class Copies(Source):
     def __init__(self, seq: Canvas, target: ChainScorer, odds: Odds, share: Odds):
         super().__init__(seq, target)
         self._copying = Copying(odds, share)
-        self._alone = 0  # verdicts in a row that no rounds followed
 
     def chances(self, most: int) -> Sequence[float]:
         return self._copying.chances(most) if self._copying.follow(self.seq) else ()
@@ -95,29 +116,21 @@ class Copies(Source):
         return self._copying.draft(self.seq, k)
 
     @property
-    def _goes_on(self) -> bool:
-        """On a CPU, where a step takes the host as long as a forward of a small model, copies are
-        followed for a few rounds before anything is chosen again."""
+    def goes_on(self) -> bool:
         return not self.target.rows_are_cheap
 
-    def round_behind(self) -> ExpectedRound | None:
+    def expected_round(self, k: int) -> ExpectedRound:
         """As many tokens as are right in a row, and one more; about twice as many rows."""
-        if not self._goes_on or self._alone >= GIVE_UP:
-            return None
         most = 1.0 + MOST_IN_ROUNDS
         tokens = min(1 / (1 - self._copying.share_right), most)
         return ExpectedRound(tokens, rows=min(2 * tokens, most))
 
     async def judge(self, draft: Draft) -> int:
-        if not self._goes_on:
-            return await super().judge(draft)
-        seq = self.seq
-        k = len(draft)
-        seq.copies = Copied(seq.known, LONGEST_RUN, k, most=max(k, MOST_IN_ROUNDS), reach=k)
-        before = seq.trace.forwards
-        accepted = await judge(seq, self.target, draft, repeats=ALWAYS)
-        self._alone = 0 if seq.trace.forwards > before + 1 else self._alone + 1
-        return accepted
+        if self.goes_on:
+            k = len(draft)
+            most = max(k, MOST_IN_ROUNDS)
+            self.seq.copies = Copied(self.seq.known, LONGEST_RUN, k, most=most, reach=k)
+        return await super().judge(draft)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """It follows the text: a verdict tells it nothing new."""
@@ -197,9 +210,31 @@ class Drafted(ByDepth):
         costs = drafter.model.costs
         return costs.forward(unread) - costs.forward(1)
 
+    @property
+    def goes_on(self) -> bool:
+        return not self.target.rows_are_cheap and drafts_alike(self._drafter)
+
+    def expected_round(self, k: int) -> ExpectedRound | None:
+        drafter = self._asks_model
+        if drafter is None or not drafter.model.costs.known:
+            return None
+        tokens = 1 + sum(accumulate(self.chances(k), mul))
+        return ExpectedRound(tokens, 1.0 + k, draft_seconds(drafter)(k))
+
     async def propose(self, k: int) -> Draft:
         self._has_read = self.seq.known
         return await self._drafter.propose(self.seq, k)
+
+    async def judge(self, draft: Draft) -> int:
+        events = self.seq.trace.events
+        first = len(events)
+        accepted = await super().judge(draft)
+        verdicts = [event for event in events[first:] if event.drafted]
+        for event in verdicts[1:]:  # of rounds; of the first one it is told
+            self.learn(len(event.drafted), event.accepted)
+        if verdicts[1:]:
+            self._has_read = self.seq.known
+        return accepted
 
 
 class Guesses(ByDepth):

@@ -12,6 +12,7 @@ class ExpectedRound(NamedTuple):
 
     tokens: float
     rows: float
+    seconds: float = 0.0  # that drafting takes
 
 
 class Offer(Protocol):
@@ -48,8 +49,8 @@ class Offer(Protocol):
         """What must be done once before it can draft, such as reading the text."""
         ...
 
-    def round_behind(self) -> ExpectedRound | None:
-        """Each of the rounds that follow a draft of its by themselves, if any do."""
+    def round_behind(self, k: int) -> ExpectedRound | None:
+        """Each of the rounds that follow a draft of k tokens by themselves, if any do."""
         ...
 
 
