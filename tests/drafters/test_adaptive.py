@@ -56,6 +56,13 @@ def test_where_rows_are_free_drafts_are_long_and_where_they_cost_they_are_short(
     assert guess_length(canvas(), Handle(FixedCosts(STEEP)), JacobiOptions()) == 2
 
 
+def test_a_drafter_that_drafts_few_tokens_is_asked_for_no_more():
+    options = SpeculativeOptions()
+    assert length(options, FLAT, most=7) == 7
+    assert length(options, STEEP, most=7) == 1
+    assert length(options, FLAT, most=20) == length(options, FLAT) == 16
+
+
 def test_drafts_grow_while_they_are_accepted_and_shrink_while_they_are_not():
     curve = {1: 1.0, 64: 8.0}
     options = SpeculativeOptions()

@@ -61,8 +61,9 @@ def one() -> int:
 
 
 class PayingLength:
-    """How many tokens a text's next draft has. `draft_seconds` says what drafting k of them takes,
-    and `rows_each` how many rows of a forward one of them costs."""
+    """How many tokens a text's next draft has, at most so many if `most` says so. `draft_seconds`
+    says what drafting k of them takes, and `rows_each` how many rows of a forward one of them
+    costs."""
 
     def __init__(
         self,
@@ -71,10 +72,13 @@ class PayingLength:
         options: DraftLength,
         draft_seconds: Callable[[int], float] = lambda k: 0.0,
         rows_each: int = 1,
+        most: int | None = None,
     ):
         self._seq = seq
         self._costs = target.costs
         self._lengths = options.lengths
+        if most is not None:
+            self._lengths = sorted({min(k, most) for k in self._lengths})
         self._draft_seconds = draft_seconds
         self._rows_each = rows_each
         self._follows = options.follows_costs(seq.history.sampling) and target.costs.known

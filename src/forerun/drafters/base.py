@@ -60,7 +60,7 @@ class Drafter(Protocol):
     """Something that proposes the next tokens of a sequence.
 
     It may also have `drafts_alike`: is every draft made as the last one was, whatever the verdict?
-    Then the engine may draft and judge on by itself.
+    Then the engine may draft and judge on by itself. And `most`: tokens of its longest draft.
     """
 
     async def propose(self, seq: Canvas, k: int) -> Draft:
@@ -82,6 +82,11 @@ class ModelDraft(Protocol):
 
 def drafts_alike(drafter: Drafter) -> bool:
     return getattr(drafter, "drafts_alike", False)
+
+
+def most_drafted(drafter: Drafter) -> int | None:
+    """Tokens of its longest draft, if it says so."""
+    return getattr(drafter, "most", None)
 
 
 def draft_seconds(drafter: Drafter) -> Callable[[int], float]:

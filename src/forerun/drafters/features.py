@@ -53,6 +53,10 @@ class FeaturesDrafter:
     def drafts_alike(self) -> bool:
         return not self.adapt
 
+    @property
+    def most(self) -> int:
+        return self.model.family.block - 1
+
     def forwards(self, k: int) -> Sequence[int]:
         family = self.model.family
         return [1] * k if family.autoregressive else [family.block + 1]  # whatever is read of it
@@ -61,7 +65,7 @@ class FeaturesDrafter:
         family = self.model.family
         if not seq.history.generated or not family.can_begin(seq):
             return NO_DRAFT
-        count = min(adaptive_length(seq, k) if self.adapt else k, family.block - 1)
+        count = min(adaptive_length(seq, k) if self.adapt else k, self.most)
         if count < 1:
             return NO_DRAFT
         try:

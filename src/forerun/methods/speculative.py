@@ -11,6 +11,7 @@ from forerun.drafters.base import (
     Drafter,
     draft_seconds,
     drafts_alike,
+    most_drafted,
     spelled_out,
     without_waste,
 )
@@ -54,7 +55,8 @@ async def speculative(
 ) -> None:
     """Draft k tokens, score them in one forward, keep the longest accepted prefix and one token
     more."""
-    length = PayingLength(seq, target, options, draft_seconds(drafter))
+    seconds, most = draft_seconds(drafter), most_drafted(drafter)
+    length = PayingLength(seq, target, options, seconds, most=most)
     alike = drafts_alike(drafter)
     while seq.goes_on():
         k = min(length(), seq.remaining - 1)
