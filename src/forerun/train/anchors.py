@@ -67,7 +67,7 @@ class Texts:
             raise BadOption(
                 "there is too little own text to train on: give it more seconds, or more prompts."
             )
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+        self._ordered: tuple[tuple[int, int], list[np.ndarray]] = ((-1, 0), [])
 
     def batch(self, step: int, count: int, anchors: int, slots: int) -> Blocks:
         rng = np.random.default_rng([step, 1])
@@ -84,7 +84,7 @@ class Texts:
     def _order(self, epoch: int, count: int) -> list[np.ndarray]:
         """The texts of every step of an epoch: texts of like length together, steps in any
         order."""
-        if self._epoch[0] != epoch:
+        if self._ordered[0] != (epoch, count):
             rng = np.random.default_rng([epoch, 0])
             order = rng.permutation(len(self.spans))
             pool = count * TEXTS_SORTED
@@ -92,8 +92,8 @@ class Texts:
             order = order[np.lexsort((lengths, np.arange(len(order)) // pool))]
             steps = max(1, len(order) // count)
             batches = np.array_split(order[: steps * count], steps)
-            self._epoch = (epoch, [batches[i] for i in rng.permutation(steps)])
-        return self._epoch[1]
+            self._ordered = ((epoch, count), [batches[i] for i in rng.permutation(steps)])
+        return self._ordered[1]
 
     def all_in_order(self, count: int) -> Iterator[Blocks]:
         """Every text once, those of like length together, as one block as long as its row."""
