@@ -203,6 +203,18 @@ def test_few_tokens_are_drafted_and_hidden_states_made_once(network, tmp_path, m
         assert out.token_ids == model.generate("abc", method="ar", **options).token_ids
 
 
+def test_batches_have_as_many_texts_as_are_asked_for():
+    """Whoever asked before, and for whatever."""
+    lengths = np.random.default_rng(0).integers(8, 40, 200)
+    marks = np.concatenate([[2, 0, *[5] * (length - 2)] for length in lengths]).astype(np.uint8)
+    text = OwnText(np.arange(len(marks), dtype=np.int32), marks)
+    texts = Texts(text, 48, 4, torch.device("cpu"))
+    for count in (8, 32, 5):
+        assert texts.batch(0, count, 3, 4).anchors_BA.shape == (count, 3)
+    first, again = (texts.batch(step, 32, 1, 4).tokens_BL[:, 0] for step in (1, 1))
+    assert torch.equal(first, again)
+
+
 def test_a_drafter_goes_on_from_another(network, tmp_path):
     """With its weights and its tokens, though other tokens are most frequent now."""
     shape = dict(layers=1, features=2, block=4, markov_rank=4, draft_vocab=20)
