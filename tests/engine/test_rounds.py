@@ -29,6 +29,7 @@ from tests.drafters.test_features import make_drafter
 from tests.helpers import stepped
 
 WORDS = 12
+ORIGINAL_HAND_OVER = Rounds._hand_over  # that looks at nothing
 BACK = 0.07
 LONG = [*range(40, 60), 7, 8, 9, *range(100, 120), 7, 8]
 
@@ -253,6 +254,30 @@ def test_looks_into_a_target_in_rounds_are_those_taken_one_by_one(seed, kind, la
         m = model(in_rounds=in_rounds)
         found.append(said(write_all(m, prompts, how, draft=draft)))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mistake", ["a token is skipped", "a block is too short"])
+def test_a_look_that_goes_wrong_is_seen(mistake, launches, monkeypatch, tmp_path):
+    asked = Rounds._asked
+
+    def asked_wrongly(self, each):
+        text = asked(self, each)
+        if mistake == "a token is skipped":
+            return text._replace(held=min(text.held + 1, len(text.tokens) - 1))
+        return text._replace(block=text.block - 1)
+
+    kind = dict(draft_vocab=40, feature_norms=True)
+    draft = looking_drafter(tmp_path, kind)
+    right, wrong = [], []
+    for seed in range(6):
+        prompts, how = scenario(seed)
+        how = {**only_text(how), "k": how["k"], "method": "specdiff", "draft": draft}
+        right += said(write_all(model(), prompts, how))
+        with monkeypatch.context() as patched:
+            patched.setattr(Rounds, "_asked", asked_wrongly)
+            patched.setattr(Rounds, "_hand_over", ORIGINAL_HAND_OVER)
+            wrong += said(write_all(model(), prompts, how))
+    assert launches and wrong != right
 
 
 def only_text(how):
