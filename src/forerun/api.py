@@ -936,7 +936,8 @@ class Model:
         folder = drafters.find_drafter(name, self.name, self.backbone)
         drafter = drafters.read_drafter(folder, self.backbone.dtype, self.backbone.device)
         backbone = FeatureBackbone(drafter, self.backbone, name, bits)
-        family = drafters.family_of(drafter, self.vocab, backbone.markov_after)
+        how = self.vocab, backbone.embedded, backbone.markov_after
+        family = drafters.family_of(drafter, *how)
         return Model(name, family, backbone, self.tokenizer, lanes=1, threaded=False)
 
     def _look_into(self, backbone: FeatureBackbone, host: Host) -> None:

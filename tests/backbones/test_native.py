@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from forerun.backbones import native, products
 from forerun.backbones.blocks import KINDS as IN_BLOCKS
 from forerun.backbones.blocks import Blocks
 from forerun.backbones.lean import LeanBackbone
+from forerun.backbones.native import rounds, structures
 from forerun.backbones.quantised import Quantised
 from forerun.checkpoints import tiny
 from forerun.engine.pack import Batch
@@ -191,6 +193,19 @@ def test_code_for_other_processors_gives_the_bits_of_this_ones(flags, monkeypatc
     native.compiled_in.cache_clear()
     other = [native.native_product(weight_OI, None, bits)(x_TI) for bits in KINDS]
     assert all(map(torch.equal, own, other))
+
+
+def test_structures_have_the_sizes_that_they_have_in_cpp():
+    functions = native.library()
+    of_model, of_rounds = np.zeros(6, np.int64), np.zeros(3, np.int64)
+    functions.model_sizes(ctypes.c_void_p(of_model.ctypes.data))
+    functions.round_sizes(ctypes.c_void_p(of_rounds.ctypes.data))
+    models = ("Matrix", "Layer", "Model", "Rows", "Fusion", "Context")
+    in_python = [ctypes.sizeof(getattr(structures, f"{name}Fields")) for name in models]
+    assert of_model.tolist() == in_python
+    both = (structures.LookingDrafterFields, rounds.RunnerFields, rounds.RoundsFields)
+    assert of_rounds.tolist() == [ctypes.sizeof(each) for each in both]
+    assert functions.texts_size() == ctypes.sizeof(structures.TextsFields)
 
 
 def test_who_asks_while_it_is_compiled_waits_for_it(monkeypatch, tmp_path):

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 import forerun
 from forerun.backbones import native
 from forerun.backbones.dflash import DrafterShape, FeatureDrafter, spread_layers
+from forerun.backbones.native.looking import BlockRows
 from forerun.checkpoints import drafters, tiny
 from forerun.checkpoints.resolve import has_smollm
 from forerun.drafters.features import FeaturesDrafter, names_drafter
+from forerun.engine.pace import Pace
 from forerun.errors import BadCheckpoint, BadOption, NotAble
 from forerun.families.base import ChainScorer
 from forerun.probability.acceptance import sample_token
@@ -23,8 +25,9 @@ from forerun.sequence.canvas import Canvas
 from forerun.sequence.rows import PlainText
 from tests.helpers import stepped
 
+TOKENS = 257
 SHAPE = dict(
-    vocab=257,
+    vocab=TOKENS,
     hidden=64,
     inner=96,
     layers=2,
@@ -45,7 +48,7 @@ def make_drafter(folder, **changes):
         torch.nn.init.normal_(weight, 1.0 if weight.dim() == 1 else 0.0, 0.3)
     if drafter.shape.draft_vocab:
         drafter.draft_only(torch.randperm(257)[: drafter.shape.draft_vocab].sort().values)
-    network = tiny.build("llama", 0, torch.float32)
+    network = tiny.build("llama", 0, torch.float32, vocab_size=drafter.shape.vocab)
     drafters.write_drafter(folder, drafter, network.config, "tiny")
     return drafters.read_drafter(folder, torch.float32), network
 
@@ -70,8 +73,9 @@ def laws_of_network(drafter, network, text, tokens, temperature):
             logits[:, kept] += drafter.markov_head(torch.tensor([text[-1], *tokens[:-1]]))
         logits[:, torch.isin(torch.arange(shape.vocab), kept, invert=True)] = -torch.inf
         logits[:, shape.mask_token] = -torch.inf
+        logits = logits[:, :TOKENS]
         if temperature == 0:
-            return torch.nn.functional.one_hot(logits.argmax(-1), shape.vocab).float()
+            return torch.nn.functional.one_hot(logits.argmax(-1), TOKENS).float()
         return (logits / temperature).softmax(-1)
 
 
@@ -92,6 +96,7 @@ KINDS = [
     {"feature_norms": True},
     {"draft_vocab": 40},
     {"draft_vocab": 40, "markov_rank": 3},
+    {"vocab": TOKENS + 50, "mask_token": TOKENS + 43},  # which no text has
 ]
 
 
@@ -148,7 +153,8 @@ def test_in_cpp_a_draft_has_the_same_bits_in_any_company(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes,graphs", [*((kind, False) for kind in KINDS), ({"markov_rank": 3}, True)]
+    "changes,graphs",
+    [*((kind, False) for kind in KINDS), ({"markov_rank": 3}, True), (KINDS[-1], True)],
 )
 def test_drafts_have_the_laws_of_the_network(
     tmp_path, monkeypatch, changes, graphs, temperatures=(0.0, 1.0)
@@ -168,7 +174,7 @@ def test_drafts_have_the_laws_of_the_network(
         return draft
 
     monkeypatch.setattr(FeaturesDrafter, "propose", noted)
-    model = forerun.load("tiny", lanes=3, max_context=64, graphs=graphs)
+    model = forerun.from_network(network, tiny.tokenizer(), lanes=3, max_context=64, graphs=graphs)
     prompts = PROMPTS[:1] if graphs else PROMPTS  # kernels are slow where they are interpreted
     model.generate(prompts, method="ar", max_tokens=3, ignore_eos=True)  # slots without features
     for temperature in temperatures:
@@ -280,6 +286,38 @@ def test_drafted_tokens_that_are_none_of_the_targets_are_refused(change, words, 
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=words):
         forerun.load("tiny").generate("abc", method="specdiff", draft=str(tmp_path), max_tokens=4)
+
+
+def test_masks_without_an_embedding_are_refused(tmp_path):
+    make_drafter(tmp_path, vocab=TOKENS + 50, mask_token=TOKENS)
+    with pytest.raises(BadCheckpoint, match=f"token {TOKENS}, .*embeddings of {TOKENS}"):
+        forerun.load("tiny").generate("abc", method="specdiff", draft=str(tmp_path), max_tokens=4)
+
+
+@pytest.mark.usefixtures("in_cpp")
+def test_in_cpp_a_prompt_that_is_read_in_parts_is_looked_at_beside_drafts(tmp_path, monkeypatch):
+    """Its last row that is looked at is read, and is none of a block."""
+    make_drafter(tmp_path)
+    reads = []
+    of = BlockRows.of.__func__
+
+    def noted(cls, batch, chosen_T):
+        found = of(cls, batch, chosen_T)
+        reads.append((found.reads.min(), found.reads.max() - len(found.slots), chosen_T.all()))
+        return found
+
+    monkeypatch.setattr(BlockRows, "of", classmethod(noted))
+    monkeypatch.setattr(Pace, "budget", lambda self, *a: 16)
+    model = stepped(forerun.load("tiny", lanes=2, max_context=128))
+    how = dict(method="specdiff", draft=str(tmp_path), k=3, temperature=1.0, seed=1)
+    jobs = [
+        model.submit(prompt, max_tokens=20, ignore_eos=True, **how)
+        for prompt in ([*range(60)], [5, 6])
+    ]
+    model.engine.run()
+    assert all(job.results()[0].error is None for job in jobs)
+    assert not all(alone for *_, alone in reads)
+    assert min(least for least, *_ in reads) >= 0 and max(most for _, most, _ in reads) < 0
 
 
 def test_a_perfect_drafter_is_always_believed(tmp_path, monkeypatch):

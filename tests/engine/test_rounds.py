@@ -714,7 +714,9 @@ def test_auto_has_a_draft_model_draft_on_and_learns_from_every_verdict(
     m = model()
     m.backbone.step_costs = {1: 1e-3, 2: 1.01e-3, 8: 1.02e-3, 128: 4e-3}
     m.host.costs.launch = 2.5e-2
-    draft = model(noise=0.002) if kind == "model" else looking_drafter(tmp_path, LOOKING[1])
+    draft = model(noise=0.002)
+    if kind == "looking":
+        draft = m._loaded_draft(looking_drafter(tmp_path, LOOKING[1]), greedy=True)
     m.draft_model(draft).backbone.step_costs = {1: 1e-5, 128: 2e-5}
     how = dict(max_tokens=90, ignore_eos=True)
     prompt = [*range(100, 130)]  # of which nothing is copied at first
@@ -727,19 +729,50 @@ def test_auto_has_a_draft_model_draft_on_and_learns_from_every_verdict(
     assert len(counted) <= len(drafts)
 
 
-def test_auto_counts_on_no_rounds_where_none_came(launches, monkeypatch):
-    """As of a request that is penalised: each verdict is asked for."""
+@pytest.fixture
+def expected(monkeypatch):
+    """What copies expect of the rounds behind a draft: (verdicts without any, a round)."""
     monkeypatch.setattr(StepCosts, "rows_are_cheap", property(lambda self: False))
     asked = []
     behind = sources.Copies.round_behind
 
-    def note(self, k):
-        asked.append((self._alone, behind(self, k)))
+    def note(self, k, tokens):
+        asked.append((self._alone, behind(self, k, tokens)))
         return asked[-1][1]
 
     monkeypatch.setattr(sources.Copies, "round_behind", note)
+    return asked
+
+
+def auto_with_costs():
     m = model()
     m.backbone.step_costs = {1: 1e-3, 2: 1.05e-3, 8: 1.2e-3, 128: 4e-3}
-    m.generate(LONG, method="auto", max_tokens=60, ignore_eos=True, presence_penalty=0.1)
-    assert not launches and max(alone for alone, _ in asked) >= sources.GIVE_UP
-    assert all((each is None) == (alone >= sources.GIVE_UP) for alone, each in asked)
+    return m
+
+
+def test_auto_counts_on_no_rounds_where_none_came(expected, monkeypatch):
+    monkeypatch.setattr(Rounds, "after", lambda *_: None)
+    auto_with_costs().generate(LONG, method="auto", max_tokens=60, ignore_eos=True)
+    assert max(alone for alone, _ in expected) >= sources.GIVE_UP
+    assert all((each is None) == (alone >= sources.GIVE_UP) for alone, each in expected)
+
+
+@pytest.mark.parametrize("how", [{"presence_penalty": 0.1}, {"temperature": 0.01}])
+def test_auto_counts_on_no_rounds_where_none_can_come(how, expected, launches):
+    auto_with_costs().generate(LONG, method="auto", max_tokens=60, ignore_eos=True, **how)
+    assert expected and not launches
+    assert all(each is None for _, each in expected)
+
+
+def test_auto_asks_no_drafter_for_more_than_it_drafts(tmp_path, monkeypatch):
+    asked = []
+    propose = sources.Drafted.propose
+    monkeypatch.setattr(
+        sources.Drafted, "propose", lambda self, k: asked.append(k) or propose(self, k)
+    )
+    m = auto_with_costs()
+    m.host.costs.launch = 2.5e-2
+    draft = m._loaded_draft(looking_drafter(tmp_path, LOOKING[1]), greedy=True)
+    m.draft_model(draft).backbone.step_costs = {1: 1e-5, 128: 2e-5}
+    m.generate([*range(100, 130)], method="auto", draft=draft, max_tokens=90, ignore_eos=True)
+    assert asked and max(asked) <= draft.family.block - 1

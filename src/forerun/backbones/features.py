@@ -139,6 +139,13 @@ class FeatureBackbone(SlottedBackbone):
                 f"draft={name!r} reads layer {max(shape.target_layers)} of its target, which has "
                 f"{target.layers}."
             )
+        # Embeddings may be more than tokens: a mask may be one that no text has.
+        self.embedded = len(target.embed)
+        if shape.mask_token >= self.embedded and not shape.autoregressive:
+            raise BadCheckpoint(
+                f"draft={name!r} has its masks written as token {shape.mask_token}, and its target "
+                f"has embeddings of {self.embedded}: it was trained for another one."
+            )
         self.drafter = drafter
         self.target = target
         self.vocab = target.vocab
@@ -209,9 +216,11 @@ class FeatureBackbone(SlottedBackbone):
         shape, head = self.drafter.shape, self.drafter.markov_head
         if shape.autoregressive or (head is not None and self.markov_after is None):
             return None
-        tokens = None if self._few is None else self._few.tokens_N.contiguous()
+        few = self._few
+        tokens = None if few is None else few.tokens_N.contiguous()
+        gathers = few is not None and few.head is None
         before = None if head is None else head.markov_w1.weight.detach().contiguous()
-        return BlockDrafts(shape.mask_token, tokens, before, self.markov_after)
+        return BlockDrafts(shape.mask_token, tokens, gathers, before, self.markov_after)
 
     @property
     def _runs_natively(self) -> bool:
@@ -271,16 +280,14 @@ class FeatureBackbone(SlottedBackbone):
 
     def _forward_natively(self, batch: Batch, slots: Slots) -> Tensor:
         assert self._native is not None and self.source is not None
-        logits_RN = self._native(batch, slots, self.source, self.vocab)
+        logits_RN = self._native(batch, slots, self.source, self.embedded)
         if self._few is None:
             return logits_RN
         has_own = self._few.head is not None
         return self._few.spread(logits_RN if has_own else logits_RN[:, self._few.tokens_N])
 
     def _forward_plain(self, batch: Batch, slots: Slots) -> Tensor:
-        is_context_T = batch.tokens_T >= self.vocab
-        tokens_T = torch.where(is_context_T, batch.tokens_T - self.vocab, batch.tokens_T)
-        x_TE = F.embedding(tokens_T, self.target.embed)
+        x_TE = F.embedding(batch.tokens_T % self.embedded, self.target.embed)
         fused_TE = times(self.drafter.normed(self._features(batch)), self._fusing, None)
         fused_TE = self.drafter.hidden_norm(fused_TE)
         rotary = Rotation.of(batch.positions_T, self.drafter.shape, x_TE.dtype)
@@ -304,12 +311,12 @@ class FeatureBackbone(SlottedBackbone):
 
         product = partial(product, fixed=self.deterministic)
         eps = self.drafter.shape.eps
-        x_TE = F.embedding(batch.tokens_T % self.vocab, self.target.embed)
+        x_TE = F.embedding(batch.tokens_T % self.embedded, self.target.embed)
         fusing: Any = self._fusing  # tensors all: where there are tiles, nothing else is taken
         stack: list[Any] = self._stack
         fused_TE = product(self.drafter.normed(self._features(batch)), fusing)
         fused_TE = norm(fused_TE, self.drafter.hidden_norm.weight, eps)
-        context = Given(fused_TE, batch.tokens_T, self.vocab)
+        context = Given(fused_TE, batch.tokens_T, self.embedded)
         for index, layer in enumerate(stack):
             qkv_TN = product(norm(x_TE, layer.norm_attn, eps, context), layer.qkv)
             rotary = Rotary(*self._turns_CD, eps, layer.q_norm, layer.k_norm)
@@ -349,7 +356,7 @@ class FeatureBackbone(SlottedBackbone):
         rotary: Rotation,
         call: LayerAttention,
     ) -> Tensor:
-        is_context_T1 = (call.batch.tokens_T >= self.vocab)[:, None]
+        is_context_T1 = (call.batch.tokens_T >= self.embedded)[:, None]
         rows_TE = torch.where(is_context_T1, fused_TE, self._norm(x_TE, layer.norm_attn))
         qkv = times(rows_TE, layer.qkv, None).unflatten(-1, (-1, self.head_dim))
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 1)

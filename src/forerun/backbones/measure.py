@@ -31,7 +31,7 @@ LONG_ENOUGH = 0.02  # seconds for one kind and number of rows
 MOST_SECONDS = 4.0  # for all shapes of a model; what is not measured by then takes the first kind
 MOST_WEIGHTS = 1 << 22  # of a larger matrix a part is measured
 LEAST_WEIGHTS = 1 << 16  # in a smaller one nothing is to be gained
-FORMAT = 1
+FORMAT = 2
 WORTH_THE_BITS = 10.0  # times slower that a product may be if a row keeps its bits in it
 
 Times = dict[str, float]  # microseconds by number of rows

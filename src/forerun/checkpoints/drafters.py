@@ -267,10 +267,13 @@ def _of_all_tokens(drafter: FeatureDrafter, rows_NR: Tensor) -> Tensor:
 
 
 def family_of(
-    drafter: FeatureDrafter, vocab: int, product: Callable[[Tensor], Tensor] | None = None
+    drafter: FeatureDrafter,
+    vocab: int,
+    embedded: int,
+    product: Callable[[Tensor], Tensor] | None = None,
 ) -> Features:
-    """How a drafter's blocks are laid out, for a target with so many tokens. `product` multiplies
-    the rows of the tokens before, if a backbone has its own."""
+    """How a drafter's blocks are laid out, for a target with so many tokens, and embeddings of so
+    many. `product` multiplies the rows of the tokens before, if a backbone has its own."""
     shape = drafter.shape
     markov = None
     if drafter.markov_head is not None:
@@ -281,5 +284,5 @@ def family_of(
         few = None if tokens is None else tokens[tokens < vocab]
         markov = Markov(before, after, few, product)
     return Features(
-        vocab, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
+        embedded, shape.mask_token, shape.block, markov=markov, autoregressive=shape.autoregressive
     )

@@ -95,4 +95,5 @@ def draft_seconds(drafter: Drafter) -> Callable[[int], float]:
         return lambda k: 0.0
     costs = drafter.model.costs
     forwards = drafter.forwards
-    return cache(lambda k: sum(map(costs.forward, forwards(k))) if costs.known else 0.0)
+    seconds = cache(lambda k: sum(map(costs.forward, forwards(k))))
+    return lambda k: seconds(k) if costs.known else 0.0

@@ -260,6 +260,8 @@ class BatchChooser:
         tokens = company.tokens - self.wish.tokens + strangers
         model_works = company.draft_seconds_beside(self)
         best: Bet[O] = Bet(None, 0, 1.0, steps[0] + model_works)
+        # Rounds follow by themselves where nobody else is there, who would have to draft alike.
+        plain = self.costs.plain(1) if self.costs.launch and not tokens else 0.0
         highest = (tokens + 1) / best.seconds
         unmade: Bet[O] | None = None  # that would be better, but for what it takes at first
         highest_unmade = 0.0
@@ -271,7 +273,7 @@ class BatchChooser:
                 if k not in offer.lengths:
                     continue
                 seconds = steps[k] + max(model_works, offer.seconds(k)) + to_begin * expected
-                behind = self._rounds_behind(offer, k, tokens)
+                behind = self._rounds_behind(offer, k, expected, plain) if plain else NO_ROUNDS
                 if behind.tokens:  # at the pace of both
                     seconds += behind.seconds
                     seconds *= expected / (expected + behind.tokens)
@@ -289,14 +291,14 @@ class BatchChooser:
                 return unmade
         return best
 
-    def _rounds_behind(self, offer: O, drafted: int, others: float) -> RoundsBehind:
-        """What follows a draft of this offer by itself: rounds take no time of the host's. Beside
-        others, who would have to draft alike, none are expected."""
-        each = offer.round_behind(drafted) if self.costs.launch and not others else None
+    def _rounds_behind(self, offer: O, drafted: int, tokens: float, plain: float) -> RoundsBehind:
+        """What follows a draft of this offer by itself, which is expected to bring so many tokens:
+        rounds take no time of the host's. A step without a draft takes `plain`."""
+        each = offer.round_behind(drafted, tokens)
         if each is None:
             return NO_ROUNDS
         slower = self.costs.forward(math.ceil(each.rows)) / self.costs.forward(1)
-        seconds = slower * self.costs.plain(1) + each.seconds
+        seconds = slower * plain + each.seconds
         left = self.seq.remaining - drafted
         count = int(min(self.costs.launch / seconds, left / each.tokens))
         if count < FEWEST_ROUNDS:

@@ -38,7 +38,7 @@ from forerun.probability.pending import LawRows, PendingLaws
 from forerun.probability.transfer import to_device
 from forerun.sequence.canvas import Draw
 from forerun.sequence.question import Question
-from forerun.sequence.rows import POSITION, TOKEN, PlainText, Plan, text_and_chain
+from forerun.sequence.rows import POSITION, TOKEN, BlockPlan, PlainText, Plan, text_and_chain
 
 # With room for fewer slots, rows are made anew, or rounds (`prefetch_rounds.py`) would be few.
 LEAST_ROOM = 64
@@ -214,7 +214,7 @@ class LookPrefetch(MovesOn):
         work: list[tuple[int, Plan, int]] = []
         for one, last in zip(self.running, self.last):
             start = one.seq.known - self._new
-            work.append((one.lane, OneLonger(last.plan, self.host.backbone.vocab), start))
+            work.append((one.lane, OneLonger(last.plan), start))
         batch = self.host.batch(work, ahead=self.drafted)
         batch.ahead = FURTHER
         return batch
@@ -294,9 +294,9 @@ class OneLonger(Plan):
     """What is asked of a drafter that looks into its target when the text is one token longer. Only
     its last rows are ever looked at."""
 
-    def __init__(self, plan: Plan, vocab: int):
+    def __init__(self, plan: Plan):
+        assert isinstance(plan, BlockPlan)
         self.plan = plan
-        self.vocab = vocab
         self.length = plan.length + 1
         self.stored = plan.stored + 1
         self.first_read = plan.first_read + 1
@@ -308,7 +308,8 @@ class OneLonger(Plan):
         rows = np.empty((5, end - start), np.int32)
         new = context - start
         rows[:, :new] = plan.rows_between(start, context)
-        rows[:, new] = (self.vocab, context, 0, context, context + 1)  # context sees itself
+        # context sees itself; what it is made of is not its token
+        rows[:, new] = (plan.context_from, context, 0, context, context + 1)
         rows[:, new + 1 :] = plan.rows_between(context, plan.length)
         rows[POSITION:, new + 1 :] += 1
         return rows

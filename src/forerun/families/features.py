@@ -2,8 +2,9 @@
 states, and one row for every blank says what could stand there.
 
 A row of text before the last token is *context*: it has keys and values and sees nothing. Its
-token is written as token + vocabulary, by which a backbone knows it. The last token and the masks
-after it are a block: they see the context and each other. A block is never remembered.
+token is written as token + `context_from`, as many as there are embeddings, by which a backbone
+knows it. The last token and the masks after it are a block: they see the context and each other. A
+block is never remembered.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Features(Family):
 
     def __init__(
         self,
-        vocab: int,
+        context_from: int,
         mask_token: int,
         block: int,
         *,
         markov: Markov | None = None,
         autoregressive: bool = False,
     ):
-        self.vocab = vocab
+        self.context_from = context_from
         self.mask_token: int = mask_token
         self.impossible_tokens = (mask_token,)
         self.block = block
@@ -75,9 +76,11 @@ class Features(Family):
     def marginals(self, seq: Canvas, positions: Sequence[int]) -> Plan:
         """A block has all its masks, as in training, however few are read."""
         block = [int(seq.text[-1]), *[self.mask_token] * (self.block - 1)]
-        return BlockPlan.of(seq.text[:-1], self.vocab, block, range(1, 1 + len(positions)))
+        blanks = range(1, 1 + len(positions))
+        return BlockPlan.of(seq.text[:-1], self.context_from, block, blanks)
 
     def after(self, seq: Canvas, chain: Sequence[int]) -> Plan:
         """A block of tokens that each see those before them."""
         block = [int(seq.text[-1]), *chain]
-        return BlockPlan.of(seq.text[:-1], self.vocab, block, [len(chain)], causal_block=True)
+        read = [len(chain)]
+        return BlockPlan.of(seq.text[:-1], self.context_from, block, read, causal_block=True)

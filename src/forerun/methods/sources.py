@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from itertools import accumulate
-from operator import mul
 
 from forerun.drafters.adaptive import ALWAYS
 from forerun.drafters.base import (
@@ -16,6 +14,7 @@ from forerun.drafters.base import (
     ModelDraft,
     draft_seconds,
     drafts_alike,
+    most_drafted,
     spelled_out,
     without_waste,
 )
@@ -69,16 +68,26 @@ class Source(ABC):
     def goes_on(self) -> bool:
         """May the engine draft on in the same way, behind a verdict? On a CPU, where a step takes
         the host as long as a forward of a small model, it does so for a few rounds before anything
-        is chosen again."""
+        is chosen again, if it need not ask anybody what a token's law is."""
+        seq = self.seq
+        certain = not seq.history.sampling.temperature and seq.history.constraint is None
+        if not certain or self.target.rows_are_cheap or self.target.writes_token_by_token(seq):
+            return False
+        return self.drafts_alike
+
+    @property
+    def drafts_alike(self) -> bool:
+        """Is the next draft made as the last one was, whatever the verdict?"""
         return False
 
-    def round_behind(self, k: int) -> ExpectedRound | None:
-        """Each of the rounds that follow a draft of k tokens by themselves, if any do."""
-        if not self.goes_on or self._alone >= GIVE_UP:
+    def round_behind(self, k: int, tokens: float) -> ExpectedRound | None:
+        """Each of the rounds that follow a draft of k tokens by themselves, if any do. The draft is
+        expected to bring so many."""
+        if self._alone >= GIVE_UP or not self.goes_on:
             return None
-        return self.expected_round(k)
+        return self.expected_round(k, tokens)
 
-    def expected_round(self, k: int) -> ExpectedRound | None:
+    def expected_round(self, k: int, tokens: float) -> ExpectedRound | None:
         """One of them, for who goes on."""
         return None
 
@@ -116,10 +125,10 @@ class Copies(Source):
         return self._copying.draft(self.seq, k)
 
     @property
-    def goes_on(self) -> bool:
-        return not self.target.rows_are_cheap
+    def drafts_alike(self) -> bool:
+        return True
 
-    def expected_round(self, k: int) -> ExpectedRound:
+    def expected_round(self, k: int, tokens: float) -> ExpectedRound:
         """As many tokens as are right in a row, and one more; about twice as many rows."""
         most = 1.0 + MOST_IN_ROUNDS
         tokens = min(1 / (1 - self._copying.share_right), most)
@@ -183,22 +192,23 @@ class Drafted(ByDepth):
         super().__init__(seq, target, odds)
         self._drafter = drafter
         self._asks_model = drafter if isinstance(drafter, ModelDraft) else None
+        self._draft_seconds = draft_seconds(drafter)
+        most = most_drafted(drafter)
+        self._most = DEEPEST if most is None else most
+        self.lengths = sorted({min(k, self._most) for k in self.lengths})
         self._has_read = 0  # tokens of the text, its model
         self.known_as = known_as
 
     def chances(self, most: int) -> Sequence[float]:
-        return super().chances(min(most, UNTRIED + int(self._odds.seen)))
+        return super().chances(min(most, self._most, UNTRIED + int(self._odds.seen)))
 
     def seconds(self, k: int) -> float:
-        """Of its model's forwards, as steps have shown them; else by what one was measured to
+        """Of its model's forwards, as steps have shown them; else by what they were measured to
         take."""
         drafter = self._asks_model
-        if drafter is None:
-            return 0.0
         seen = self.target.costs.draft_forward()
-        if seen is None:
-            costs = drafter.model.costs
-            seen = costs.forward(1) if costs.known else 0.0
+        if drafter is None or seen is None:
+            return self._draft_seconds(k)
         return len(drafter.forwards(k)) * seen
 
     def seconds_to_begin(self) -> float:
@@ -211,15 +221,14 @@ class Drafted(ByDepth):
         return costs.forward(unread) - costs.forward(1)
 
     @property
-    def goes_on(self) -> bool:
-        return not self.target.rows_are_cheap and drafts_alike(self._drafter)
+    def drafts_alike(self) -> bool:
+        return drafts_alike(self._drafter)
 
-    def expected_round(self, k: int) -> ExpectedRound | None:
+    def expected_round(self, k: int, tokens: float) -> ExpectedRound | None:
         drafter = self._asks_model
         if drafter is None or not drafter.model.costs.known:
             return None
-        tokens = 1 + sum(accumulate(self.chances(k), mul))
-        return ExpectedRound(tokens, 1.0 + k, draft_seconds(drafter)(k))
+        return ExpectedRound(tokens, 1.0 + k, self._draft_seconds(k))
 
     async def propose(self, k: int) -> Draft:
         self._has_read = self.seq.known

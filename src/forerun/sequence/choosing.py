@@ -49,8 +49,9 @@ class Offer(Protocol):
         """What must be done once before it can draft, such as reading the text."""
         ...
 
-    def round_behind(self, k: int) -> ExpectedRound | None:
-        """Each of the rounds that follow a draft of k tokens by themselves, if any do."""
+    def round_behind(self, k: int, tokens: float) -> ExpectedRound | None:
+        """Each of the rounds that follow a draft of k tokens by themselves, if any do. The draft is
+        expected to bring so many."""
         ...
 
 

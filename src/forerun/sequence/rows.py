@@ -192,7 +192,7 @@ class BlockPlan(Plan):
     asks: nearly all look at the last ones only."""
 
     context: np.ndarray  # tokens, which stay as they are
-    vocab: int
+    context_from: int  # as tokens, those of context are written from here on
     block: Sequence[int]
     causal_block: bool  # does a row of the block see only those before it?
 
@@ -200,7 +200,7 @@ class BlockPlan(Plan):
     def of(
         cls,
         context: np.ndarray,
-        vocab: int,
+        context_from: int,
         block: Sequence[int],
         read: Sequence[int],
         causal_block: bool = False,
@@ -208,7 +208,7 @@ class BlockPlan(Plan):
         """`read` are rows of the block."""
         self = cls.__new__(cls)
         self.context = context
-        self.vocab = vocab
+        self.context_from = context_from
         self.block = block
         self.causal_block = causal_block
         self.stored = len(context)
@@ -228,7 +228,7 @@ class BlockPlan(Plan):
         rows[POSITION] = index
         before = max(0, min(context, end) - start)  # rows of context among them
         rows[TOKEN, :before] = self.context[start : start + before]
-        rows[TOKEN, :before] += self.vocab
+        rows[TOKEN, :before] += self.context_from
         rows[LO, :before] = index[:before]  # itself: a row must see something
         rows[HI, :before] = index[:before] + 1
         rows[TOKEN, before:] = self.block[max(0, start - context) : max(0, end - context)]
@@ -240,7 +240,7 @@ class BlockPlan(Plan):
         """The same of another text, whose last token the block begins with."""
         block = [int(text[-1]), *self.block[1:]]
         reads = (self.reads[0] - self.stored).tolist()
-        return BlockPlan.of(text[:-1], self.vocab, block, reads, self.causal_block)
+        return BlockPlan.of(text[:-1], self.context_from, block, reads, self.causal_block)
 
 
 def causal_rows(tokens: np.ndarray, chain: Sequence[int] = ()) -> np.ndarray:

@@ -260,19 +260,19 @@ void turn_and_keep(const Model& model, const Layer& layer, const Rows& rows, flo
 }
 
 // Hidden states of a token side by side, each normed if there are norms: a thread's share.
-void put_states(const Model& model, const Looks& looks, const Context& context, const Inputs& to) {
+void put_states(const Model& model, const Fusion& fusion, const Context& context, const Inputs& to) {
     const int64_t groups = model.hidden / GROUP;
-    const Share share(context.rows * looks.states);
+    const Share share(context.rows * fusion.states);
     for (int64_t item = share.first; item < share.end; ++item) {
-        const int64_t row = item / looks.states, state = item % looks.states;
+        const int64_t row = item / fusion.states, state = item % fusion.states;
         const float* from = context.states[state] + context.sources[row] * model.hidden;
-        const float back = looks.norms ? 1.0f / length(from, model.hidden, model.eps) : 1.0f;
+        const float back = fusion.norms ? 1.0f / length(from, model.hidden, model.eps) : 1.0f;
         for (int64_t group = 0; group < groups; ++group) {
             float some[GROUP];
             for (int i = 0; i < GROUP; ++i) some[i] = from[group * GROUP + i];
-            if (looks.norms)
+            if (fusion.norms)
                 for (int i = 0; i < GROUP; ++i)
-                    some[i] *= back * looks.norms[state * model.hidden + group * GROUP + i];
+                    some[i] *= back * fusion.norms[state * model.hidden + group * GROUP + i];
             put(some, row, state * groups + group, to);
         }
     }
@@ -404,30 +404,37 @@ void forward(const Model* model, const Rows* given, int64_t slots) {
     });
 }
 
-// Numbers of `memory` that so many rows of context need.
-int64_t look_memory(const Model* model, const Looks* looks, int64_t rows) {
-    const int64_t kept = 2 * model->key_heads * model->head_dim;
-    return rows * (model->hidden + looks->fuse.inputs + kept);
+// As Python has them, too.
+void model_sizes(int64_t* of) {
+    const int64_t sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Rows),
+                             sizeof(Fusion), sizeof(Context)};
+    std::copy(std::begin(sizes), std::end(sizes), of);
 }
 
-void look(const Model* model, const Looks* looks, const Context* given) {
+// Numbers of `memory` that so many rows of context need.
+int64_t look_memory(const Model* model, const Fusion* fusion, int64_t rows) {
+    const int64_t kept = 2 * model->key_heads * model->head_dim;
+    return rows * (model->hidden + fusion->fuse.inputs + kept);
+}
+
+void look(const Model* model, const Fusion* fusion, const Context* given) {
     const Model& m = *model;
     const Context& context = *given;
     float* fused = context.memory;
     float* inputs = fused + context.rows * m.hidden;
-    float* kv = inputs + context.rows * looks->fuse.inputs;
-    const Inputs of_states = inputs_of(looks->fuse, inputs, context.rows);
-    const Inputs of_fused = inputs_of(looks->kept[0], inputs, context.rows);
+    float* kv = inputs + context.rows * fusion->fuse.inputs;
+    const Inputs of_states = inputs_of(fusion->fuse, inputs, context.rows);
+    const Inputs of_fused = inputs_of(fusion->kept[0], inputs, context.rows);
     Barrier barrier;
     helpers->share(context.threads, [&] {
-        put_states(m, *looks, context, of_states);
+        put_states(m, *fusion, context, of_states);
         barrier.wait();
-        multiply(looks->fuse, of_states, fused, false);
+        multiply(fusion->fuse, of_states, fused, false);
         barrier.wait();
-        norm_rows(fused, looks->norm, m.eps, of_fused);
+        norm_rows(fused, fusion->norm, m.eps, of_fused);
         for (int64_t index = 0; index < m.layers; ++index) {
             barrier.wait();
-            multiply(looks->kept[index], of_fused, kv, false);
+            multiply(fusion->kept[index], of_fused, kv, false);
             barrier.wait();
             keep_context(m, m.layer[index], context, context.kept[index], kv);
         }

@@ -18,8 +18,8 @@ from torch import Tensor
 from forerun.backbones.native.rounds import Runner
 from forerun.backbones.native.structures import (
     ContextFields,
-    LookingFields,
-    LooksFields,
+    FusionFields,
+    LookingDrafterFields,
     MatrixFields,
     pointer,
 )
@@ -46,8 +46,8 @@ class BlockRows(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, chosen_T: np.ndarray) -> BlockRows:
-        """Those that are chosen, among them all that are read."""
-        places_T = np.cumsum(chosen_T) - 1
+        """Those that are chosen. Where another row is read, nobody looks at what that gives."""
+        places_T = np.maximum(np.cumsum(chosen_T) - 1, 0)
         return cls(
             batch.rows_5T[:, chosen_T],
             batch.slots[chosen_T],
@@ -63,6 +63,7 @@ class BlockDrafts(NamedTuple):
 
     mask_token: int
     tokens_N: Tensor | None  # that are ever drafted; None: all
+    gathers: bool  # must their logits be picked out of those of all tokens?
     before_VR: Tensor | None  # of the token before; None: nothing moves logits
     after: NativeProduct | None  # what multiplies it
 
@@ -85,16 +86,16 @@ class NativeDrafter:
         self._alive = (fuse, kept, norms)  # what the structure points to
         matrices = (MatrixFields * len(kept))(*(product.matrix for product in kept))
         norm, of_states = norms
-        self._looks = LooksFields(
+        self._fusion = FusionFields(
             len(target_layers), pointer(of_states), fuse.matrix, norm.data_ptr(), matrices
         )
-        self._at = ctypes.addressof(self._looks)
+        self._at = ctypes.addressof(self._fusion)
         self._states: tuple[Slots, ctypes.Array[c_void_p]] | None = None
 
-    def __call__(self, batch: Batch, slots: Slots, source: Slots, vocab: int) -> Tensor:
-        """Logits of the rows that are read. Rows of context have tokens behind the vocabulary."""
+    def __call__(self, batch: Batch, slots: Slots, source: Slots, embedded: int) -> Tensor:
+        """Logits of the rows that are read. Tokens of context are behind all that are embedded."""
         assert batch.sources is not None, "a drafter is bound to its target's slots"
-        is_context_T = batch.rows_5T[TOKEN] >= vocab
+        is_context_T = batch.rows_5T[TOKEN] >= embedded
         if is_context_T.any():
             rows = (batch.rows_5T[POSITION], batch.slots, batch.sources)
             self._look([row[is_context_T] for row in rows], slots, source)
@@ -123,9 +124,9 @@ class NativeDrafter:
         rank = 0 if before is None else before.shape[1]
         drafted = forward.vocab if tokens is None else len(tokens)
         moved = torch.empty(len(asked.texts) * (drafted + 2 * rank))
-        looking = LookingFields(
+        looking = LookingDrafterFields(
             self._at, self._states_in(source), target.rows, block, how.mask_token,
-            drafted, pointer(tokens), drafted < forward.vocab, rank, pointer(before),
+            drafted, pointer(tokens), how.gathers, rank, pointer(before),
             None if after is None else ctypes.addressof(after.matrix),
             moved.data_ptr(), memory.data_ptr(),
         )  # fmt: skip

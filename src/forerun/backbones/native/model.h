@@ -73,9 +73,9 @@ struct Rows {
     float* logits;
 };
 
-// How a drafter looks into its target: hidden states of a token, side by side, are fused, and what comes
-// of that are the keys and values of all its layers.
-struct Looks {
+// What a drafter makes of its target: hidden states of a token, side by side, are fused, and that gives
+// the keys and values of all its layers.
+struct Fusion {
     int64_t states;  // of a token
     const float* norms;  // of each of them, unless null
     Matrix fuse;
@@ -132,6 +132,6 @@ void product(const forerun::Matrix* matrix, const float* x, int64_t rows, float*
              int64_t threads, float* y);
 
 // Make keys and values of what a drafter looks at.
-void look(const forerun::Model* model, const forerun::Looks* looks, const forerun::Context* context);
+void look(const forerun::Model* model, const forerun::Fusion* fusion, const forerun::Context* context);
 
 }  // extern "C"

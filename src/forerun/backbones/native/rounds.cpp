@@ -11,14 +11,14 @@ using namespace forerun;
 namespace {
 
 // A drafter that looks into its target: how, and what it drafts from a block behind a text.
-struct Looking {
-    const Looks* looks;
+struct LookingDrafter {
+    const Fusion* fusion;
     const float* const* states;  // of the target
     const Rows* target;  // whose pages say where they are
     int64_t block, mask;  // its rows, and what stands for those behind the last token
     int64_t drafted;  // tokens that it ever drafts
     const int64_t* tokens;  // these; null: all
-    int64_t gathers;  // are its logits of all tokens all the same?
+    int64_t gathers;  // must their logits be picked out of those of all tokens?
     int64_t rank;  // of a correction by the token before, added to logits; 0: there is none
     const float* before;  // [token][rank]
     const Matrix* after;
@@ -34,10 +34,10 @@ struct Runner {
     const int64_t* threads;  // that a forward of so many rows takes
     double* seconds;  // that forwards of so many rows took
     int64_t* forwards;  // how many of so many rows there were
-    int64_t* looked_at;  // two numbers: (row, slot) pairs, and slots
+    int64_t* attended;  // two numbers: (row, slot) pairs, and slots
     const int64_t* impossible;  // among its logits
     int64_t impossible_count;
-    const Looking* looking;  // unless it is a model of its own
+    const LookingDrafter* looking;  // unless it is a model of its own
 
     int64_t outputs() const { return model->head.outputs; }
 };
@@ -97,8 +97,8 @@ struct Laid {
             lo.push_back(0);
             hi.push_back(0);
         }
-        of.looked_at[0] += (end - first) * end;
-        of.looked_at[1] += end;
+        of.attended[0] += (end - first) * end;
+        of.attended[1] += end;
     }
 
     // So many masks behind the rows of a text: they see it and each other. The first are read.
@@ -112,13 +112,13 @@ struct Laid {
             lo.push_back(static_cast<int32_t>(length));
             hi.push_back(static_cast<int32_t>(end));
         }
-        of.looked_at[0] += count * (end + length - first);
-        of.looked_at[1] += count;
+        of.attended[0] += count * (end + length - first);
+        of.attended[1] += count;
     }
 
     // A block behind so many tokens of a text: the next one, and masks. All see what is before them and
     // each other. The first masks are read.
-    void add_block(int64_t lane, int64_t token, const Looking& looking, int64_t first,
+    void add_block(int64_t lane, int64_t token, const LookingDrafter& looking, int64_t first,
                    int64_t reads) {
         const int64_t end = first + looking.block;
         for (int64_t place = first; place < end; ++place) {
@@ -139,7 +139,7 @@ struct Laid {
 };
 
 // Rows of texts that a drafter looks at.
-struct Seen {
+struct ContextRows {
     std::vector<int64_t> positions, slots, sources;
 
     void add(const Runner& of, int64_t lane, int64_t first, int64_t end) {
@@ -251,7 +251,7 @@ struct Launch {
     bool look(Laid& laid) {
         const Runner& of = laid.of;
         std::vector<int64_t> asked;
-        Seen seen;
+        ContextRows seen;
         laid.clear();
         for (int64_t i = 0; i < all.texts; ++i) {
             if (!drafts_by_model(i)) continue;
@@ -260,8 +260,8 @@ struct Launch {
             seen.add(of, lane, all.held[i], first);
             laid.add_block(lane, text(i)[first], *of.looking, first, wished[i]);
             const int64_t rows = first - all.held[i] + of.looking->block;
-            of.looked_at[0] += rows * (first + of.looking->block);
-            of.looked_at[1] += first + of.looking->block;
+            of.attended[0] += rows * (first + of.looking->block);
+            of.attended[1] += first + of.looking->block;
             all.held[i] = first;
         }
         if (asked.empty()) return true;
@@ -271,7 +271,7 @@ struct Launch {
 
     // Give each its likeliest tokens, one after the other, each moved by the one before it.
     bool draw_chains(const Runner& of, std::vector<int64_t> asked) {
-        const Looking& looking = *of.looking;
+        const LookingDrafter& looking = *of.looking;
         std::vector<const float*> logits;
         const float* at = of.rows->logits;
         for (const int64_t i : asked) {
@@ -299,7 +299,7 @@ struct Launch {
 
     // What the last token of each moves logits by.
     void correct(const Runner& of, const std::vector<int64_t>& asked) {
-        const Looking& looking = *of.looking;
+        const LookingDrafter& looking = *of.looking;
         const int64_t count = asked.size(), rank = looking.rank;
         float* rows = looking.moved + count * looking.drafted;
         for (int64_t n = 0; n < count; ++n) {
@@ -310,7 +310,7 @@ struct Launch {
     }
 
     // Logits of the tokens that are drafted, moved by what is in `to` if there are corrections.
-    static const float* of_drafted(const Looking& looking, const float* logits, float* to) {
+    static const float* of_drafted(const LookingDrafter& looking, const float* logits, float* to) {
         if (!looking.rank && !looking.gathers) return logits;
         for (int64_t i = 0; i < looking.drafted; ++i) {
             const float own = looking.gathers ? logits[looking.tokens[i]] : logits[i];
@@ -408,7 +408,7 @@ struct Launch {
         }
     }
 
-    void run(Laid& laid, const Seen* seen = nullptr) {
+    void run(Laid& laid, const ContextRows* seen = nullptr) {
         const Runner& of = laid.of;
         const int64_t looked = seen ? seen->slots.size() : 0, count = looked + laid.tokens.size();
         Rows rows = *of.rows;
@@ -433,18 +433,24 @@ struct Launch {
                 rows.logits[row * of.outputs() + of.impossible[i]] = -INFINITY;
     }
 
-    static void look_at(const Runner& of, const Seen& seen, int64_t threads) {
+    static void look_at(const Runner& of, const ContextRows& seen, int64_t threads) {
         const Context context = {
             static_cast<int64_t>(seen.slots.size()), threads, seen.positions.data(),
             seen.slots.data(), seen.sources.data(), of.looking->states, of.rows->kept,
             of.looking->memory};
-        ::look(of.model, of.looking->looks, &context);
+        ::look(of.model, of.looking->fusion, &context);
     }
 };
 
 }  // namespace
 
 extern "C" {
+
+void round_sizes(int64_t* of) {
+    of[0] = sizeof(LookingDrafter);
+    of[1] = sizeof(Runner);
+    of[2] = sizeof(Rounds);
+}
 
 // Draft and judge until all texts have ended. How many rounds that took.
 int64_t go_on(const Runner* target, const Runner* drafter, Rounds* given) {

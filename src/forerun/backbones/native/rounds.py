@@ -15,16 +15,16 @@ from forerun.engine.backbone import DraftingText, Forwards, RoundsAsked, RoundsM
 NUMBERS = 3  # of a text in a round, before its draft: drafted tokens, accepted ones, token
 
 
-class _Runner(ctypes.Structure):
+class RunnerFields(ctypes.Structure):
     _fields_ = [
         ("model", c_void_p), ("rows", c_void_p), ("most_rows", c_int64), ("slots", c_int64),
         ("threads", c_void_p), ("seconds", c_void_p), ("forwards", c_void_p),
-        ("looked_at", c_void_p), ("impossible", c_void_p), ("impossible_count", c_int64),
+        ("attended", c_void_p), ("impossible", c_void_p), ("impossible_count", c_int64),
         ("looking", c_void_p),
     ]  # fmt: skip
 
 
-class _Rounds(ctypes.Structure):
+class RoundsFields(ctypes.Structure):
     _fields_ = [
         ("texts", c_int64), ("vocab", c_int64), ("rounds", c_int64), ("longest", c_int64),
         ("first_ends", c_int64), ("seconds", c_double), ("tokens", c_void_p), ("pitch", c_int64),
@@ -55,10 +55,12 @@ class Runner:
         self._impossible = np.array(impossible, np.int64)
         self._seconds = np.zeros(most + 1)
         self._forwards = np.zeros(most + 1, np.int64)
-        self._looked_at = np.zeros(2, np.int64)
-        arrays = (self._threads, self._seconds, self._forwards, self._looked_at, self._impossible)
+        self._attended = np.zeros(2, np.int64)
+        arrays = (self._threads, self._seconds, self._forwards, self._attended, self._impossible)
         at = [array.ctypes.data for array in arrays]
-        self.given = _Runner(model, ctypes.addressof(rows), most, slots, *at, len(self._impossible))
+        self.given = RunnerFields(
+            model, ctypes.addressof(rows), most, slots, *at, len(self._impossible)
+        )
 
     @property
     def rows(self) -> int:
@@ -72,7 +74,7 @@ class Runner:
 
     def forwards(self) -> Forwards:
         """What it was made to do."""
-        pairs, slots = self._looked_at.tolist()
+        pairs, slots = self._attended.tolist()
         return Forwards(self._forwards.tolist(), self._seconds.tolist(), pairs, slots)
 
 
@@ -91,7 +93,7 @@ def go_on(
     until = np.array(list(accumulate(len(text.ends) for text in texts)), np.int64)
     found = np.empty((asked.rounds, len(texts), NUMBERS + longest), np.int64)
     columns = [column.ctypes.data for column in numbers]
-    given = _Rounds(
+    given = RoundsFields(
         len(texts), vocab, asked.rounds, longest, asked.first_ends, asked.seconds,
         tokens.ctypes.data, pitch, *columns, ends.ctypes.data, until.ctypes.data,
         found.ctypes.data, asked.stop.address,

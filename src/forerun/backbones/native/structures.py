@@ -55,7 +55,7 @@ class TextsFields(ctypes.Structure):
     ]  # fmt: skip
 
 
-class LooksFields(ctypes.Structure):
+class FusionFields(ctypes.Structure):
     _fields_ = [
         ("states", c_int64), ("norms", c_void_p), ("fuse", MatrixFields), ("norm", c_void_p),
         ("kept", POINTER(MatrixFields)),
@@ -69,9 +69,9 @@ class ContextFields(ctypes.Structure):
     ]  # fmt: skip
 
 
-class LookingFields(ctypes.Structure):
+class LookingDrafterFields(ctypes.Structure):
     _fields_ = [
-        ("looks", c_void_p), ("states", c_void_p), ("target", c_void_p), ("block", c_int64),
+        ("fusion", c_void_p), ("states", c_void_p), ("target", c_void_p), ("block", c_int64),
         ("mask", c_int64), ("drafted", c_int64), ("tokens", c_void_p), ("gathers", c_int64),
         ("rank", c_int64), ("before", c_void_p), ("after", c_void_p), ("moved", c_void_p),
         ("memory", c_void_p),

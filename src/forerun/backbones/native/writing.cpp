@@ -45,6 +45,8 @@ void move_on(const Texts& texts, const Rows& rows, int64_t text, int64_t token, 
 
 extern "C" {
 
+int64_t texts_size() { return sizeof(Texts); }
+
 // Write on until all texts have ended. How many tokens each has then.
 int64_t write_on(const Model* model, Rows* rows, Texts* given, int64_t slots) {
     Texts& texts = *given;
