@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 LOGITS = 400_000_000  # at a time
+LOGITS_ON_CPU = 1_000_000  # what is made of them stays in its caches
 
 
-def parts(rows: int, vocab: int) -> Iterator[slice]:
+def parts(rows: int, vocab: int, on_gpu: bool) -> Iterator[slice]:
     """The rows in parts of one size, so that what is compiled is compiled once."""
-    count = -(-rows * vocab // LOGITS)
+    count = -(-rows * vocab // (LOGITS if on_gpu else LOGITS_ON_CPU))
     size = -(-rows // max(1, count))
     return (slice(first, first + size) for first in range(0, rows, size or 1))
 
@@ -81,7 +82,7 @@ class _HeadLoss(torch.autograd.Function):
         by_x = torch.empty_like(x_NE)
         by_before = None if before_NR is None else torch.empty_like(before_NR)
         by_matrix = None if matrix_VR is None else torch.zeros_like(matrix_VR, dtype=torch.float32)
-        for part in parts(len(x_NE), head_EV.shape[1]):
+        for part in parts(len(x_NE), head_EV.shape[1], x_NE.is_cuda):
             logits = x_NE[part] @ head_EV
             if before_NR is not None and matrix_VR is not None:
                 logits = torch.addmm(logits, before_NR[part], matrix_VR.t())
@@ -151,7 +152,7 @@ class _TwinLoss(torch.autograd.Function):
         by_text = torch.empty_like(text_NE)
         by_guess = torch.empty_like(guess_NE)
         likeliest_N = torch.empty_like(labels_N)
-        for part in parts(len(text_NE), head_EV.shape[1]):
+        for part in parts(len(text_NE), head_EV.shape[1], text_NE.is_cuda):
             rows = (text_NE[part] @ head_EV, guess_NE[part] @ head_EV)
             fused = _fused(twin_gradient, text_NE.is_cuda)
             loss_N, *by_logits, likeliest_N[part] = fused(
