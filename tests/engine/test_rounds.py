@@ -757,6 +757,40 @@ def test_auto_counts_on_no_rounds_where_none_came(expected, monkeypatch):
     assert all((each is None) == (alone >= sources.GIVE_UP) for alone, each in expected)
 
 
+def fixed_costs(curve, launch=0.0):
+    costs = StepCosts("cpu")
+    costs.curve = curve
+    costs.corrects = False
+    costs.launch = launch
+    return costs
+
+
+def test_auto_counts_on_rounds_again_when_others_have_gone(expected):
+    m = model()
+    m.host.costs = fixed_costs({1: 1e-3, 2: 1.05e-3, 8: 1.2e-3, 128: 4e-3}, launch=2.5e-2)
+    how = dict(method="auto", max_tokens=60, ignore_eos=True)
+    for first in range(1, 6):  # what they hoped for is added up, and taken away again
+        m.generate([LONG, [*LONG[first:], 9, 7, 8]], **how)
+    expected.clear()
+    m.generate(LONG, **how)
+    assert any(each is not None for _, each in expected)
+
+
+def test_auto_tries_a_drafter_with_no_more_than_it_drafts(tmp_path, monkeypatch):
+    asked = []
+    propose = sources.Drafted.propose
+    monkeypatch.setattr(
+        sources.Drafted, "propose", lambda self, k: asked.append(k) or propose(self, k)
+    )
+    m = model()
+    m.host.costs = fixed_costs({1: 1e-3, 2: 1.9e-3, 8: 7.5e-3, 128: 0.1})  # drafts do not pay
+    draft = m._loaded_draft(looking_drafter(tmp_path, {"block": 3}), greedy=True)
+    m.draft_model(draft)
+    m._draft_hosts[draft][1].costs = fixed_costs({1: 3e-3, 128: 4e-3})
+    m.generate([*range(100, 130)], method="auto", draft=draft, max_tokens=90, ignore_eos=True)
+    assert asked and max(asked) == 2
+
+
 @pytest.mark.parametrize("how", [{"presence_penalty": 0.1}, {"temperature": 0.01}])
 def test_auto_counts_on_no_rounds_where_none_can_come(how, expected, launches):
     auto_with_costs().generate(LONG, method="auto", max_tokens=60, ignore_eos=True, **how)

@@ -188,6 +188,20 @@ def test_of_several_models_each_runs_what_it_can():
         contestants_of(loaded, ["assd"], None)
 
 
+def test_a_drafter_that_is_shipped_for_a_model_takes_part(monkeypatch):
+    from forerun.checkpoints import drafters
+    from forerun.cli.compare import contestants_of
+
+    monkeypatch.setattr(drafters, "belongs", lambda folder, backbone: True)
+    loaded = {"a": fresh(), "b": model("block")}
+    found = contestants_of(loaded, None, None)
+    assert [one.model for one in found if one.label == "specdiff (auto)"] == [loaded["a"]]
+    found = contestants_of({"a": fresh()}, ["ar", "specdiff"], None)
+    assert [one.label for one in found] == ["ar", "specdiff (auto)"]
+    found = contestants_of({"a": fresh()}, ["specdiff"], "other")
+    assert [one.label for one in found] == ["specdiff (other)"]
+
+
 def test_held_out_text_is_prompts_with_known_ends(tmp_path):
     for i in range(400):
         (tmp_path / f"f{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 6)

@@ -142,19 +142,23 @@ def contestants_of(
     loaded: Mapping[str, Model], methods: Sequence[str] | None, draft: str | None
 ) -> list[Contestant]:
     """Everything the models can run, or the methods named. The embedded models that fill blanks
-    also draft for zoo:ar."""
+    also draft for zoo:ar, and drafters that are shipped for the models they belong to."""
     from forerun.evaluate.compare import Contestant, contestants_for
 
     found: list[Contestant] = []
     for name, model in loaded.items():
         drafter = draft or (JUDGE_DRAFTER if name == JUDGE else None)
-        fillers = _embedded_fillers(loaded) if name == JUDGE else []
+        fillers: list[str | Model] = []
+        if draft is None:
+            fillers = [*_own_drafter(model), *(_embedded_fillers(loaded) if name == JUDGE else [])]
         runnable = methods
-        if methods is not None and len(loaded) > 1:
-            runnable = [method for method in methods if _can_run(method, model, drafter, fillers)]
+        if methods is not None and fillers:
+            runnable = [method for method in methods if method != "specdiff"]
+        if runnable is not None and len(loaded) > 1:
+            runnable = [method for method in runnable if _can_run(method, model, drafter)]
         if runnable is None or runnable:
             found += contestants_for(model, runnable, drafter)
-        if draft is None and (methods is None or "specdiff" in methods):
+        if methods is None or "specdiff" in methods:
             found += [Contestant(model, "specdiff", {"draft": filler}) for filler in fillers]
     for method in methods or []:
         if not any(contestant.method == method for contestant in found):
@@ -162,6 +166,16 @@ def contestants_of(
                 f"method={method!r}: none of {', '.join(loaded)} can run it, or it needs --draft."
             )
     return found
+
+
+def _own_drafter(model: Model) -> list[str]:
+    """As `draft=`, if a drafter that looks into such a model is shipped."""
+    from forerun.checkpoints import drafters
+    from forerun.drafters.features import AUTO
+    from forerun.families.causal import Causal
+
+    folders = drafters.shipped().values() if isinstance(model.family, Causal) else ()
+    return [AUTO] if any(drafters.belongs(folder, model.backbone) for folder in folders) else []
 
 
 def _embedded_fillers(loaded: Mapping[str, Model]) -> list[Model]:
@@ -174,7 +188,7 @@ def _embedded_fillers(loaded: Mapping[str, Model]) -> list[Model]:
     ]
 
 
-def _can_run(name: str, model: Model, draft: str | None, fillers: Sequence[Model]) -> bool:
+def _can_run(name: str, model: Model, draft: str | None) -> bool:
     """Whether a model has the capabilities that a method needs, and a drafter for it."""
     from forerun import registry
 
@@ -182,7 +196,7 @@ def _can_run(name: str, model: Model, draft: str | None, fillers: Sequence[Model
     if not method.runs_on(model.family):
         return False
     if method.drafter is not None and method.drafter.startswith("diffusion"):
-        return draft not in (None, JUDGE_DRAFTER) and not fillers
+        return draft not in (None, JUDGE_DRAFTER)
     needs_draft = method.drafts and not method.drafts_itself and method.drafter is None
     return draft is not None or not needs_draft
 

@@ -50,7 +50,7 @@ def model_rows() -> list[ModelRow]:
         )
 
     def drafting(name: str) -> ModelRow:
-        base = name.partition(":")[0]
+        base = name.partition(":")[0].replace("zoo-", "zoo:")
         what = f'drafts for {base}: specdiff, draft="auto"; forerun zoo show {name}'
         return ModelRow(name, "drafter", True, what)
 

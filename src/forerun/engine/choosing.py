@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple
 from forerun.engine.company import DEPTHS, IDLE, Company, Prospects, Wish
 from forerun.engine.costs import StepCosts
 from forerun.sequence.canvas import Canvas
-from forerun.sequence.choosing import O
+from forerun.sequence.choosing import O, Offer
 
 GAIN = 1.03  # a draft must promise so much more than none: estimates are noisy
 GAIN_OF_MANY = 1.06  # in a full batch: whoever drafts does so at the expense of all
@@ -172,7 +172,7 @@ class BatchChooser:
             bet = Bet(None, 0, 1.0, plain)
         self._account.all += bet.seconds / sequences  # all of them share a step
         if bet.offer is None and (probed := self._probe(offers, most)):
-            bet = Bet(probed, min(most, PROBE_LENGTH), 1.0, plain)
+            bet = Bet(probed, _probe_length(probed, most), 1.0, plain)
         elif bet.offer is not None:
             company.drafts()
         company.looked(time.perf_counter() - began, plain * self._stretch(sequences))
@@ -261,7 +261,8 @@ class BatchChooser:
         model_works = company.draft_seconds_beside(self)
         best: Bet[O] = Bet(None, 0, 1.0, steps[0] + model_works)
         # Rounds follow by themselves where nobody else is there, who would have to draft alike.
-        plain = self.costs.plain(1) if self.costs.launch and not tokens else 0.0
+        alone = company.sequences + strangers == 1
+        plain = self.costs.plain(1) if self.costs.launch and alone else 0.0
         highest = (tokens + 1) / best.seconds
         unmade: Bet[O] | None = None  # that would be better, but for what it takes at first
         highest_unmade = 0.0
@@ -341,14 +342,14 @@ class BatchChooser:
         """Now and then, an offer of which only drafts tell whether they pay: as long as that costs
         next to nothing."""
         self._steps += 1
-        unsure = [each for each in offers if not each.learns_unasked]
+        unsure = [each for each in offers if not each.learns_unasked and _probe_length(each, most)]
         if self._tries:
             self._tries -= 1
             return next((each for each in unsure if each.name == self._probed), None)
         if self._steps % PROBE_EVERY or not unsure:
             return None
         offer = unsure[self._steps // PROBE_EVERY % len(unsure)]
-        k = min(most, PROBE_LENGTH)
+        k = _probe_length(offer, most)
         beside = self._company.sequences - 1
         steps = self.costs.steps_with(beside, 0, most)
         # Where the others write several tokens at once, a draft is a step of its own.
@@ -385,3 +386,8 @@ class BatchChooser:
         name = "none" if bet.offer is None else bet.offer.name
         self.seq.note_choice(name, bet.k, (bet.tokens, bet.seconds, plain))
         return bet.offer, bet.k
+
+
+def _probe_length(offer: Offer, most: int) -> int:
+    """Tokens of a draft that is tried; none where it has no such lengths."""
+    return max((k for k in offer.lengths if k <= min(most, PROBE_LENGTH)), default=0)

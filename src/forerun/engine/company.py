@@ -97,6 +97,8 @@ class Company:
             del self._members[member]
             self._chose.discard(member)  # or it would live as long as the model
             self._count(member.wish, -1)
+        if not self._members:  # fractions that were added and taken away leave something
+            self.tokens = self.steps_per_token = 0.0
 
     def wish_for(self, member: Member, wish: Wish) -> None:
         self._count(member.wish, -1)

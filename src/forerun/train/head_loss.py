@@ -15,11 +15,14 @@ from torch import Tensor
 
 LOGITS = 400_000_000  # at a time
 LOGITS_ON_CPU = 1_000_000  # what is made of them stays in its caches
+ROWS_ON_CPU = 128  # at least: the head is read for each part
 
 
 def parts(rows: int, vocab: int, on_gpu: bool) -> Iterator[slice]:
     """The rows in parts of one size, so that what is compiled is compiled once."""
     count = -(-rows * vocab // (LOGITS if on_gpu else LOGITS_ON_CPU))
+    if not on_gpu:
+        count = min(count, -(-rows // ROWS_ON_CPU))
     size = -(-rows // max(1, count))
     return (slice(first, first + size) for first in range(0, rows, size or 1))
 
