@@ -495,7 +495,9 @@ def kind() -> str:
     flags = set(cpu.read_text().split()) if cpu.exists() else {"avx512_vnni"}
     if name != "x86_64" or "avx512_vnni" in flags:
         return name
-    return f"{name}, no VNNI" if "avx512bw" in flags else f"{name}, AVX2"
+    if "avx512bw" in flags:
+        return f"{name}, no VNNI"
+    return f"{name}, AVX2" if "avx2" in flags else f"{name}, plain"
 
 
 def machine() -> str:

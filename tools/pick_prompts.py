@@ -168,6 +168,8 @@ def main() -> None:
     if flags.beginnings:
         if flags.tokenizer is None:
             parser.error("--beginnings needs --tokenizer")
+        if flags.avoid:
+            parser.error("--beginnings avoids nothing but what the corpus holds out")
         pieces = beginnings(flags.corpus, flags.tokenizer, flags.beginnings, rng)
         flags.out.write_text("".join(json.dumps(one) + "\n" for one in pieces))
         return

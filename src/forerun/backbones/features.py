@@ -176,7 +176,7 @@ class FeatureBackbone(SlottedBackbone):
 
     @property
     def in_cpp(self) -> bool:
-        """Is all of it one call or two?"""
+        """Does all of it run in C++?"""
         return self._native is not None
 
     @property

@@ -32,7 +32,7 @@ FIRST_DRAFTED = (0.7,) * 8
 FIRST_SPELLED = (0.9,) * 4
 FIRST_GUESSED = (0.08, 0.05, 0.05, 0.05)
 MOST_IN_ROUNDS = 8  # tokens of a copy that the engine follows by itself
-GIVE_UP = 3  # verdicts that no rounds followed, though they might have
+GIVE_UP = 3  # verdicts that no rounds followed
 DEEPEST = 64
 UNTRIED = 4  # tokens of a draft by a model of which nothing is known; one more for each verdict
 log = logging.getLogger("forerun")
@@ -49,7 +49,7 @@ class Source(ABC):
         self.seq = seq
         self.target = target
         self.known_as = self.name
-        self._alone = 0  # verdicts in a row that no rounds followed, though they might have
+        self._alone = 0  # verdicts in a row that no rounds followed
 
     @abstractmethod
     def chances(self, most: int) -> Sequence[float]:

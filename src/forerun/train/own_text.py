@@ -3,7 +3,7 @@ answers questions that it is given, and continues code.
 
 Many texts are written side by side, one token of each at a time, and without a pause: a text that
 ends makes room for the next. So every step is the same computation, which a GPU replays as one
-program. Half of the answers are greedy, the others are drawn at temperature 1.
+program. Most answers are greedy (`greedy`), the others are drawn at temperature 1.
 
 B texts at once, C columns of the cache.
 """

@@ -41,7 +41,7 @@ inline void fetch(const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i += 16) __builtin_prefetch(from + i);
 }
 
-// Products of a query and a key, as many sums as there are lanes.
+// Products of a query and a key: sixteen sums.
 template <int D>
 inline Wide products(const float* q, const float* key) {
     Wide all = {};

@@ -400,7 +400,7 @@ __attribute__((noinline)) void keep_sums(const Matrix& m, float* sums, int64_t r
     }
 }
 
-// R rows times one block of outputs (a side of a quantised matrix, or a strip).
+// R rows times one block of outputs (SIDE of a quantised matrix, or a strip).
 template <int BITS, int R>
 inline void meet_rows(const Matrix& m, const Inputs& x, int64_t block, int64_t row, float* y,
                       bool add) {
