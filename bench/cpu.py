@@ -52,7 +52,7 @@ ZOO: dict[str, dict[str, str]] = {
     "auto": {},
     "lookup": {},
     "speculative": {"draft": "zoo:drafter"},
-    "specdiff": {"draft": "zoo:masked"},
+    "specdiff": {"draft": "auto"},
 }
 PATIENCE = 10.0  # seconds for reading: bfloat16 takes minutes on a processor without it
 CPU = torch.device("cpu")

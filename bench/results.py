@@ -64,7 +64,7 @@ def contestants(loaded: dict[str, forerun.Model]) -> list[Contestant]:
     return [
         *contestants_for(ar, ["ar", "auto", "lookup"]),
         Contestant(ar, "speculative", {"draft": "zoo:drafter"}),
-        *(Contestant(ar, "specdiff", {"draft": draft}) for draft in (masked, block)),
+        *(Contestant(ar, "specdiff", {"draft": draft}) for draft in ("auto", block, masked)),
         *contestants_for(consistency, ["ar", "jacobi", "multiblock"]),
         *contestants_for(any_subset, ["sequential", "assd"]),
         *(Contestant(masked, method, {"cache": "dual"}) for method in ("stepwise", "threshold")),

@@ -63,6 +63,16 @@ def test_a_drafter_that_drafts_few_tokens_is_asked_for_no_more():
     assert length(options, FLAT, most=20) == length(options, FLAT) == 16
 
 
+def test_a_length_stays_while_the_engine_drafts_on_by_itself():
+    """In a launch of so many rounds; but not for ever, and where there are none, as before."""
+    costs = FixedCosts({1: 1e-3, 64: 1e-3})
+    for launch, stays in ((0.0, 7), (10.5e-3, 10), (1.0, 31)):
+        costs.launch = launch
+        paying = PayingLength(canvas(), Handle(costs), SpeculativeOptions())
+        paying()
+        assert paying.stays == stays
+
+
 def test_drafts_grow_while_they_are_accepted_and_shrink_while_they_are_not():
     curve = {1: 1.0, 64: 8.0}
     options = SpeculativeOptions()

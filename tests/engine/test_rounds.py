@@ -16,6 +16,7 @@ from forerun.backbones import native
 from forerun.backbones.threads import ThreadChoice
 from forerun.checkpoints import tiny
 from forerun.checkpoints.drafters import write_drafter
+from forerun.drafters import adaptive
 from forerun.drafters.lookup import LookupDrafter
 from forerun.engine import rounds
 from forerun.engine.cache import Memo
@@ -575,7 +576,8 @@ def test_a_drafter_that_changes_its_ways_is_asked_each_time(first_draft, launche
 
 
 @pytest.mark.parametrize("method", ["lookup", "speculative"])
-def test_lengths_that_follow_costs_are_those_of_single_steps(method, launches):
+def test_lengths_that_follow_costs_are_those_of_single_steps(method, launches, monkeypatch):
+    monkeypatch.setattr(adaptive, "REVISED_AT_MOST", 8)  # the text is short
     costs = {1: 1e-3, 2: 1.1e-3, 4: 1.3e-3, 8: 1.7e-3, 16: 2.5e-3, 32: 4e-3}
     found = []
     for in_rounds in (True, False):

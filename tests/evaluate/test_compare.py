@@ -131,7 +131,7 @@ def test_the_command_prints_a_table_json_csv_and_a_page(tmp_path):
     ]
     report = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
     names = ["ar", "auto", "jacobi", "lookahead", "lookup", "multiblock"]
-    names += ["speculative (zoo:drafter)"]
+    names += ["speculative (zoo:drafter)", "specdiff (auto)"]
     assert [row["method"] for row in report["rows"]] == names
     assert all(row["equals_reference"] == 1 for row in report["rows"]) and report["machine"]
     with open(tmp_path / "c.csv") as file:

@@ -24,6 +24,7 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # few: on a GPU each is captured
 # Forwards in which drafts have the same length, at first and later: less is new then.
 REVISED = 8
 REVISED_LATER = 16
+REVISED_AT_MOST = 32  # where the engine drafts on by itself
 ALWAYS = 1 << 30  # as many as come
 LONGER = 1.5  # how many times as long as with one guess a step may be
 
@@ -90,10 +91,19 @@ class PayingLength:
     def __call__(self) -> int:
         forwards = self._seq.trace.forwards
         if self._follows and forwards >= self._until:
-            self._until = forwards + min(max(forwards, REVISED), REVISED_LATER)
             rate = acceptance_rate(self._seq)
             self._length = max(self._least(), max(self._lengths, key=partial(self._speed, rate)))
+            revised = min(max(forwards, REVISED), REVISED_LATER)
+            alike = min(1 + self._rounds_in_a_launch(), REVISED_AT_MOST)
+            self._until = forwards + max(revised, alike)
         return self._length
+
+    def _rounds_in_a_launch(self) -> int:
+        """Drafts of this length that the engine makes and judges by itself, one after the other: to
+        look at the length again would stop it, which takes longer than another length saves."""
+        rows = 1 + self._rows_each * self._length
+        seconds = self._costs.forward(rows) + self._draft_seconds(self._length)
+        return int(self._costs.launch / seconds)
 
     @property
     def stays(self) -> int:

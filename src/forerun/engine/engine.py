@@ -25,7 +25,7 @@ from torch import Tensor
 from forerun.constraints.left_to_right import look_ahead
 from forerun.engine.backbone import Backbone
 from forerun.engine.clock import Clock
-from forerun.engine.continuation import LAUNCH_SECONDS_ON_CPU, Continuations, WrittenBatch
+from forerun.engine.continuation import Continuations, WrittenBatch
 from forerun.engine.costs import StepWatch
 from forerun.engine.flag import Flag
 from forerun.engine.host import Host
@@ -37,7 +37,7 @@ from forerun.engine.prefetch_copies import CopyPrefetch
 from forerun.engine.prefetch_drafts import Drafted, DraftPrefetch, foresee_judging
 from forerun.engine.prefetch_looks import DrawnAhead, JudgeDrawn, LookPrefetch
 from forerun.engine.prefetch_rounds import LookRounds, RoundPrograms
-from forerun.engine.rounds import Rounds, writer_of
+from forerun.engine.rounds import ROUNDS_SECONDS, Rounds, writer_of
 from forerun.engine.rules import Applied, MakeSampler, Rules, TokenDraws
 from forerun.engine.schedule import Foresight, next_ticket, overdue
 from forerun.engine.ticket import Running, Ticket
@@ -150,7 +150,7 @@ class Engine:
         if self.rules.by_noise:
             host.writer = Continuations(host, self.stop)
             host.costs.at_once = host.at_once
-            host.costs.launch = LAUNCH_SECONDS_ON_CPU if host.runner.moves_rows else 0.0
+            host.costs.launch = ROUNDS_SECONDS if host.runner.moves_rows else 0.0
             host.costs.writes_any_length = host.writes_any_length
         self.hosts.append(host)
         return host

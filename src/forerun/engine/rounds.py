@@ -29,6 +29,8 @@ from forerun.sequence.question import Continuation, Question
 from forerun.sequence.rows import BlockPlan, MaskedText, PlainText, text_and_chain
 
 MOST_ROUNDS = 32  # in one launch
+LONGER = 2  # times as long as one of plain text: to begin it takes the host two steps, not one
+ROUNDS_SECONDS = LONGER * LAUNCH_SECONDS_ON_CPU
 LEAST_ROUNDS = 2  # fewer are not worth one
 MOST_ROWS = 256  # of one forward
 AHEAD = 64  # slots that are claimed: more rounds than fill them are another launch
@@ -143,7 +145,7 @@ class Rounds:
         asked = RoundsAsked(
             [self._asked(each) for each in self._drafting],
             rounds=self._count(),
-            seconds=LAUNCH_SECONDS_ON_CPU,
+            seconds=ROUNDS_SECONDS,
             first_ends=first_ends,
             impossible=self.host.impossible_tokens,
             never_drafted=() if self._drafter is None else self._drafter.impossible_tokens,
@@ -154,7 +156,8 @@ class Rounds:
     def _count(self) -> int:
         """How many rounds fit into a launch, while all draft as they did."""
         alike = min(each.repeats for each in self._drafting)
-        return min(MOST_ROUNDS, int(writer_of(self.host).forwards_in_a_launch), alike)
+        fit = int(LONGER * writer_of(self.host).forwards_in_a_launch)
+        return min(MOST_ROUNDS, fit, alike)
 
     def _can_run(self) -> bool:
         """Is the model small enough, and the one that drafts of the same kind?"""

@@ -20,6 +20,8 @@ from forerun.sequence.rows import PlainText, Plan
 class Costs(Protocol):
     """What steps of a model cost, here and now, as far as a method may know it."""
 
+    launch: float  # seconds of rounds that follow a verdict by themselves, at most
+
     @property
     def known(self) -> bool:
         """Is anything known?"""
