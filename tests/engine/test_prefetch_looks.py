@@ -170,9 +170,9 @@ def test_who_asks_the_target_before_it_draws_is_right(begun, agreeing, monkeypat
     targets = []
     lengths = speculative.PayingLength.__init__
 
-    def note(self, seq, target, *others):
+    def note(self, seq, target, *others, **named):
         targets[:] = [target]
-        lengths(self, seq, target, *others)
+        lengths(self, seq, target, *others, **named)
 
     async def nosy(self, seq, k, markov):
         laws = await self.model.block(seq, k)
