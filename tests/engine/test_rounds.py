@@ -778,12 +778,18 @@ def test_auto_counts_on_rounds_again_when_others_have_gone(expected):
     assert any(each is not None for _, each in expected)
 
 
-def test_auto_tries_a_drafter_with_no_more_than_it_drafts(tmp_path, monkeypatch):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """How many tokens a named drafter is asked for, each time."""
+    found = []
     propose = sources.Drafted.propose
     monkeypatch.setattr(
-        sources.Drafted, "propose", lambda self, k: asked.append(k) or propose(self, k)
+        sources.Drafted, "propose", lambda self, k: found.append(k) or propose(self, k)
     )
+    return found
+
+
+def test_auto_tries_a_drafter_with_no_more_than_it_drafts(tmp_path, asked):
     m = model()
     m.host.costs = fixed_costs({1: 1e-3, 2: 1.9e-3, 8: 7.5e-3, 128: 0.1})  # drafts do not pay
     draft = m._loaded_draft(looking_drafter(tmp_path, {"block": 3}), greedy=True)
@@ -800,12 +806,7 @@ def test_auto_counts_on_no_rounds_where_none_can_come(how, expected, launches):
     assert all(each is None for _, each in expected)
 
 
-def test_auto_asks_no_drafter_for_more_than_it_drafts(tmp_path, monkeypatch):
-    asked = []
-    propose = sources.Drafted.propose
-    monkeypatch.setattr(
-        sources.Drafted, "propose", lambda self, k: asked.append(k) or propose(self, k)
-    )
+def test_auto_asks_no_drafter_for_more_than_it_drafts(tmp_path, asked):
     m = auto_with_costs()
     m.host.costs.launch = 2.5e-2
     draft = m._loaded_draft(looking_drafter(tmp_path, LOOKING[1]), greedy=True)

@@ -29,8 +29,8 @@ from forerun.sequence.question import Continuation, Question
 from forerun.sequence.rows import BlockPlan, MaskedText, PlainText, text_and_chain
 
 MOST_ROUNDS = 32  # in one launch
-LONGER = 2  # times as long as one of plain text: to begin it takes the host two steps, not one
-ROUNDS_SECONDS = LONGER * LAUNCH_SECONDS_ON_CPU
+# Of a launch: longer than one of plain text, as it takes the host two steps to begin, not one.
+ROUNDS_SECONDS = 2 * LAUNCH_SECONDS_ON_CPU
 LEAST_ROUNDS = 2  # fewer are not worth one
 MOST_ROWS = 256  # of one forward
 AHEAD = 64  # slots that are claimed: more rounds than fill them are another launch
@@ -156,7 +156,8 @@ class Rounds:
     def _count(self) -> int:
         """How many rounds fit into a launch, while all draft as they did."""
         alike = min(each.repeats for each in self._drafting)
-        fit = int(LONGER * writer_of(self.host).forwards_in_a_launch)
+        times = ROUNDS_SECONDS / LAUNCH_SECONDS_ON_CPU
+        fit = int(times * writer_of(self.host).forwards_in_a_launch)
         return min(MOST_ROUNDS, fit, alike)
 
     def _can_run(self) -> bool:
